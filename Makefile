@@ -1,0 +1,89 @@
+# The phone book of moe64: every task has one name, and does its own set-up.
+
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
+BENCH_SUITE ?= bench/cpu.txt
+TOOL := build/release/bin/moe64
+SOURCES = $(shell git ls-files -co --exclude-standard -- '*.hpp' '*.cpp' '*.h' '*.c' '*.cu' '*.cuh')
+
+# preset(name): configure and build it
+preset = cmake --preset $(1) && cmake --build --preset $(1) --parallel $(JOBS)
+# suite(label): the tests of one label, on the release build
+suite = ctest --test-dir build/release --output-on-failure --no-tests=error --parallel $(JOBS) -L '^$(1)$$'
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build dev demo test test-asan tsan gradient property huge slow mutation bench tidy fmt fmt-check \
+        fuzz check-tree install clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install the Debian packages that are missing (does nothing when all are there)
+	@scripts/setup.sh build
+
+build: setup ## build the library and the tool: build/release/bin/moe64
+	$(call preset,release)
+
+dev: setup ## build with assertions and internal checks: build/dev
+	$(call preset,dev)
+
+demo: build ## run a synthetic FP8 layer, forward and backward, against the oracle
+	$(TOOL) demo
+
+test: check-tree build ## all suites but slow, the unit suite under the sanitizers, and the tree check
+	$(call preset,asan)
+	ctest --preset release --parallel $(JOBS)
+	ctest --preset asan --parallel $(JOBS)
+
+test-asan: setup ## the unit suite under the address and undefined-behaviour sanitizers
+	$(call preset,asan)
+	ctest --preset asan --parallel $(JOBS)
+
+tsan: setup ## the unit and property suites under the thread sanitizer
+	$(call preset,tsan)
+	ctest --preset tsan --parallel $(JOBS)
+
+gradient: build ## the gradient suite
+	$(call suite,gradient)
+
+property: build ## the property suite: same bits whatever is permuted, split or widened
+	$(call suite,property)
+
+huge: build ## the suite past 2^31 and 2^32 elements
+	$(call suite,huge)
+
+slow: build ## the exhaustive suite (many minutes)
+	$(call suite,slow)
+
+mutation: build ## plant known bugs one by one; the suite must catch each
+	python3 scripts/mutation_test.py
+
+bench: build ## time the problems of BENCH_SUITE
+	$(TOOL) bench -f $(BENCH_SUITE)
+
+tidy: ## clang-tidy over the library and the tool
+	@scripts/setup.sh build tidy
+	$(call preset,tidy) -- -k 0
+
+fmt: ## format the sources
+	@scripts/setup.sh fmt
+	clang-format -i $(SOURCES)
+
+fmt-check: ## fail if a source is not formatted
+	@scripts/setup.sh fmt
+	clang-format --dry-run --Werror $(SOURCES)
+
+fuzz: ## run each fuzzer for FUZZ_SECONDS
+	@scripts/setup.sh build fuzz
+	$(call preset,fuzz)
+	scripts/run_fuzzers.sh build/fuzz/fuzz $(FUZZ_SECONDS)
+
+check-tree: setup ## the rules of the repository: arrows, sizes, narrowing, links, names
+	scripts/check_tree
+
+install: build ## install to PREFIX
+	cmake --install build/release --prefix $(PREFIX)
+
+clean: ## remove the build folder
+	rm -rf build

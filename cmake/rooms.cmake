@@ -1,0 +1,64 @@
+# A room is a folder of src/ (ARCHITECTURE.md names them). Each becomes an object library, so that libmoe64 and the
+# tests, which look behind the hidden symbols, link the same objects. A folder that does not exist is not an error.
+
+# moe64_sources(out folder): the sources of one folder, not of its sub-folders (kernels of CUDA excepted).
+function(moe64_sources out folder)
+  set(base "${PROJECT_SOURCE_DIR}/${folder}")
+  file(GLOB sources CONFIGURE_DEPENDS "${base}/*.cpp")
+  if(MOE64_HAVE_CUDA)
+    file(GLOB kernels CONFIGURE_DEPENDS "${base}/*.cu" "${base}/kernels/*.cu")
+    list(APPEND sources ${kernels})
+  endif()
+  set(${out} ${sources} PARENT_SCOPE)
+endfunction()
+
+# moe64_object_library(target source...): compiled as part of moe64; sees include/ and src/; fmt as headers only.
+function(moe64_object_library target)
+  add_library(${target} OBJECT ${ARGN})
+  moe64_compile_options(${target})
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
+  target_link_libraries(${target} PRIVATE fmt::fmt-header-only Threads::Threads)
+  target_compile_definitions(${target} PRIVATE $<$<NOT:$<BOOL:${BUILD_SHARED_LIBS}>>:MOE64_STATIC>)
+endfunction()
+
+# moe64_room(name [EXTRA file...]): src/<name>/ as the object library moe64_<name>_objects, a part of libmoe64.
+function(moe64_room name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "EXTRA")
+  moe64_sources(sources src/${name})
+  foreach(file IN LISTS arg_EXTRA)
+    file(GLOB found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${file}")
+    list(APPEND sources ${found})
+  endforeach()
+  if(NOT sources)
+    return()
+  endif()
+  set(target moe64_${name}_objects)
+  moe64_object_library(${target} ${sources})
+  target_compile_definitions(${target} PRIVATE MOE64_BUILDING MOE64_VERSION="${PROJECT_VERSION}"
+                                               $<$<BOOL:${MOE64_HAVE_CUDA}>:MOE64_HAVE_CUDA=1>)
+  if(name STREQUAL "cuda")
+    target_link_libraries(${target} PRIVATE CUDA::cudart)
+  endif()
+  set_property(GLOBAL APPEND PROPERTY MOE64_ROOM_OBJECTS $<TARGET_OBJECTS:${target}>)
+endfunction()
+
+# moe64_side_library(target FOLDER folder LINK lib...): a static library beside moe64, never installed. Its objects are
+# also the target <target>_objects.
+function(moe64_side_library target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER" "LINK")
+  moe64_sources(sources ${arg_FOLDER})
+  if(NOT sources)
+    return()
+  endif()
+  moe64_object_library(${target}_objects ${sources})
+  target_include_directories(${target}_objects PRIVATE "${PROJECT_SOURCE_DIR}/cli")
+  add_library(${target} STATIC $<TARGET_OBJECTS:${target}_objects>)
+  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
+  target_include_directories(${target} INTERFACE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/cli")
+  foreach(library IN LISTS arg_LINK)
+    if(TARGET ${library})
+      target_link_libraries(${target} PUBLIC ${library})
+    endif()
+  endforeach()
+  set_property(GLOBAL APPEND PROPERTY MOE64_SIDE_OBJECTS $<TARGET_OBJECTS:${target}_objects>)
+endfunction()

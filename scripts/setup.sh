@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# scripts/setup.sh [group...]: installs the Debian packages that a task needs and that are missing.
+# Groups: build (the default), tidy, fmt, fuzz. Touches neither network nor system when nothing is missing.
+set -euo pipefail
+
+# package, or package:command where any installation of the command will do
+declare -A groups=(
+  [build]="build-essential:c++ cmake:cmake ninja-build:ninja ccache:ccache pkg-config:pkg-config python3:python3
+           libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libfmt-dev"
+  [tidy]="clang:clang++ clang-tidy:clang-tidy"
+  [fmt]="clang-format:clang-format"
+  [fuzz]="clang:clang++"
+)
+
+is_installed() { # package[:command]
+  local package=${1%%:*} command=${1#*:}
+  if [[ $1 == *:* ]] && command -v "$command" >/dev/null; then
+    return 0
+  fi
+  [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]]
+}
+
+if [[ $# -eq 0 ]]; then
+  set -- build
+fi
+wanted=()
+for group in "$@"; do
+  if [[ -z ${groups[$group]:-} ]]; then
+    echo "setup: unknown group '$group'; the groups are: ${!groups[*]}" >&2
+    exit 2
+  fi
+  read -r -d '' -a entries <<<"${groups[$group]}" || true
+  wanted+=("${entries[@]}")
+done
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "setup: not a Debian system; please provide what these packages hold: ${wanted[*]%%:*}" >&2
+  exit 0
+fi
+
+missing=()
+for entry in "${wanted[@]}"; do
+  is_installed "$entry" || missing+=("${entry%%:*}")
+done
+if [[ ${#missing[@]} -eq 0 ]]; then
+  exit 0
+fi
+
+echo "setup: installing ${missing[*]}"
+as_root=()
+if [[ $(id -u) -ne 0 ]]; then
+  if ! command -v sudo >/dev/null; then
+    echo "setup: neither root nor sudo. Ask an administrator to run:" >&2
+    echo "  apt-get install --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
+"${apt[@]}" update
+"${apt[@]}" install --yes --no-install-recommends "${missing[@]}"

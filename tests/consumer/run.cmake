@@ -1,0 +1,60 @@
+# cmake -D STEP=... -P run.cmake: one step of the consumer tests, see consumer.cmake.
+cmake_minimum_required(VERSION 3.25)
+
+set(prefix "${WORK_DIR}/prefix")
+set(work "${WORK_DIR}/${STEP}")
+
+# run(command...): echoes and runs it; a failure ends the test.
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+# build_consumer(definition...): configures, builds and runs tests/consumer in the work folder.
+function(build_consumer)
+  file(REMOVE_RECURSE "${work}")
+  run("${CMAKE_COMMAND}" -G "${GENERATOR}" -S "${SOURCE_DIR}/tests/consumer" -B "${work}"
+      "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}" "-DCMAKE_BUILD_TYPE=${CONFIG}"
+      "-DMOE64_EXAMPLE=${EXAMPLE}" ${ARGV})
+  run("${CMAKE_COMMAND}" --build "${work}" --parallel 2)
+  run("${work}/consumer")
+endfunction()
+
+if(STEP STREQUAL "install")
+  file(REMOVE_RECURSE "${prefix}")
+  run("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}")
+
+elseif(STEP STREQUAL "find_package")
+  build_consumer("-DCMAKE_PREFIX_PATH=${prefix}" -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
+
+elseif(STEP STREQUAL "add_subdirectory")
+  build_consumer("-DMOE64_SOURCE_DIR=${SOURCE_DIR}")
+
+elseif(STEP STREQUAL "pkg_config")
+  find_program(pkg_config NAMES pkg-config pkgconf REQUIRED)
+  set(ENV{PKG_CONFIG_PATH} "${prefix}/${LIBDIR}/pkgconfig")
+  set(ENV{LD_LIBRARY_PATH} "${prefix}/${LIBDIR}")
+  execute_process(
+    COMMAND "${pkg_config}" --cflags --libs moe64
+    OUTPUT_VARIABLE flags
+    OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  file(MAKE_DIRECTORY "${work}")
+  run("${CXX}" -std=c++20 -o "${work}/consumer" "${EXAMPLE}" ${flags})
+  run("${work}/consumer")
+
+elseif(STEP STREQUAL "symbols")
+  # The library exports namespace moe64 and the C ABI, and nothing of what it is made with.
+  find_program(nm REQUIRED NAMES nm)
+  execute_process(COMMAND "${nm}" -D --defined-only "${prefix}/${LIBDIR}/libmoe64.so" OUTPUT_VARIABLE output
+                  COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^ \n]+\n" symbols "${output}")
+  list(LENGTH symbols count)
+  list(FILTER symbols EXCLUDE REGEX "^(moe64_|_ZNK?5moe64|_ZT[ISVT]N5moe64)")
+  if(symbols OR count EQUAL 0)
+    message(FATAL_ERROR "of ${count} exported symbols these are not of moe64: ${symbols}")
+  endif()
+  message(STATUS "${count} exported symbols, all of moe64")
+
+else()
+  message(FATAL_ERROR "unknown step '${STEP}'")
+endif()

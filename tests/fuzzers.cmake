@@ -1,0 +1,12 @@
+# tests/fuzz/NAME_fuzz.cpp becomes the libFuzzer program fuzz/NAME_fuzz; its seeds, if any, lie in tests/fuzz/NAME/.
+if(MOE64_BUILD_FUZZERS)
+  file(GLOB sources CONFIGURE_DEPENDS fuzz/*_fuzz.cpp)
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM name)
+    add_executable(${name} "${source}")
+    moe64_compile_options(${name})
+    target_link_libraries(${name} PRIVATE moe64_for_tests)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/fuzz")
+  endforeach()
+endif()
