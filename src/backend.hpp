@@ -1,0 +1,49 @@
+#pragma once
+
+#include "moe64/error.hpp"
+#include "moe64/ops.hpp"
+
+#include <span>
+
+/// The contract of a backend: for every operation an ordered list of implementations, the best
+/// first, the reference, which accepts every legal call, last. Behind this line operands are valid:
+/// the door (src/ops) has checked them.
+namespace moe64 {
+
+template <class Args>
+struct implementation {
+  char const* name;
+  support (*supports)(Args const& args);
+  void (*run)(Args const& args, stream where);
+};
+
+template <class Args>
+using implementation_list = std::span<implementation<Args> const>;
+
+struct backend {
+  implementation_list<quantize_args> quantize;
+  implementation_list<dequantize_args> dequantize;
+  implementation_list<route_args> route;
+  implementation_list<route_backward_args> route_backward;
+  implementation_list<plan_args> plan;
+  implementation_list<gather_args> gather;
+  implementation_list<combine_args> combine;
+  implementation_list<slot_weight_gradient_args> slot_weight_gradient;
+  implementation_list<grouped_gemm_args> grouped_gemm;
+  implementation_list<grouped_gemm_wgrad_args> grouped_gemm_wgrad;
+  implementation_list<activate_args> activate;
+  implementation_list<activate_backward_args> activate_backward;
+
+  /// Scratch of plan, in bytes.
+  index_t (*plan_scratch_bytes)(index_t tokens, index_t top_k, index_t experts);
+  /// Whether the hardware multiplies 8-bit floats, and if not why not: what resolve_mode asks.
+  support (*multiplies_float8)();
+};
+
+/// src/cpu/table.cpp
+[[nodiscard]] backend const& cpu_backend();
+
+/// The backend of a device; errc::unsupported when this build has none for it.
+[[nodiscard]] backend const& backend_of(moe64::device where);
+
+}  // namespace moe64

@@ -1,0 +1,34 @@
+#pragma once
+
+#include "moe64/tensor.hpp"
+
+#include <initializer_list>
+
+namespace moe64 {
+
+/// Cuts one block of caller's memory into aligned tensors. Without memory it only adds up what the
+/// same cuts would need, so a size query and the real run are one piece of code and agree to the
+/// byte.
+class arena {
+ public:
+  explicit arena(moe64::device where) : device_(where) {}
+  explicit arena(workspace const& memory) : data_(memory.data), device_(memory.device) {}
+
+  /// The next piece: a contiguous tensor. Its end, not the alignment behind it, counts into
+  /// bytes().
+  [[nodiscard]] tensor_view take(dtype type, std::initializer_list<index_t> extents);
+
+  [[nodiscard]] index_t bytes() const noexcept { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  index_t bytes_ = 0;
+  moe64::device device_;
+};
+
+/// errc::workspace_too_small or errc::device_mismatch unless `memory` serves `needed` bytes on
+/// `where`.
+void check_workspace(char const* operation, char const* argument, workspace const& memory,
+                     index_t needed, moe64::device where);
+
+}  // namespace moe64

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "moe64/device.hpp"
+
+#include <string>
+
+/// MOE64_VERBOSE=1 prints one line per executed operation on stderr, =2 also each implementation
+/// that was refused:
+///   moe64,exec,grouped_gemm,cpu,reference,op=grouped_gemm tokens=...,0.183ms
+/// The problem part can be given to `moe64 verify` and `moe64 bench` as it is.
+namespace moe64 {
+
+/// 0, 1 or 2; read from the environment once.
+[[nodiscard]] int verbose_level() noexcept;
+
+void print_executed(char const* operation, moe64::device where, char const* implementation,
+                    std::string const& problem, double milliseconds);
+void print_refused(char const* operation, moe64::device where, char const* implementation,
+                   std::string const& reason);
+
+}  // namespace moe64

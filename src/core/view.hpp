@@ -1,0 +1,83 @@
+#pragma once
+
+#include "core/fail.hpp"
+#include "moe64/tensor.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+/// The only code that forms an address. Everything is 64-bit: a view may span more than 2^32
+/// elements.
+namespace moe64 {
+
+/// Offset in elements of (i, j, k); indices past the rank must be 0.
+[[nodiscard]] constexpr index_t offset_of(tensor_view const& tensor, index_t i, index_t j = 0,
+                                          index_t k = 0) noexcept {
+  return i * tensor.stride[0] + j * tensor.stride[1] + k * tensor.stride[2];
+}
+
+/// A run of elements along one dimension of a tensor: what row kernels work on.
+struct row_view {
+  void* data;      ///< of the whole tensor: packed types cannot point into a byte
+  index_t offset;  ///< of element 0
+  index_t stride;
+  dtype type;
+};
+
+/// The run of a matrix [rows, cols] that is row i.
+[[nodiscard]] constexpr row_view row_of(tensor_view const& matrix, index_t i) noexcept {
+  return {matrix.data, offset_of(matrix, i), matrix.stride[1], matrix.type};
+}
+/// The run of a stack [experts, rows, cols] that is row j of matrix i.
+[[nodiscard]] constexpr row_view row_of(tensor_view const& stack, index_t i, index_t j) noexcept {
+  return {stack.data, offset_of(stack, i, j), stack.stride[2], stack.type};
+}
+
+/// A typed view of a tensor whose dtype and rank are already known.
+template <class T, std::size_t Rank>
+struct view {
+  T* data = nullptr;
+  index_t stride[Rank] = {};
+
+  template <class... Index>
+  [[nodiscard]] constexpr T& operator()(Index... index) const noexcept {
+    static_assert(sizeof...(Index) == Rank);
+    index_t const at[] = {static_cast<index_t>(index)...};
+    index_t offset = 0;
+    for (std::size_t d = 0; d < Rank; ++d) offset += at[d] * stride[d];
+    return data[offset];
+  }
+};
+
+template <class T>
+inline constexpr bool dtype_holds = false;
+template <>
+inline constexpr bool dtype_holds<float> = true;
+template <>
+inline constexpr bool dtype_holds<std::int32_t> = true;
+template <>
+inline constexpr bool dtype_holds<std::int64_t> = true;
+template <>
+inline constexpr bool dtype_holds<std::uint8_t> = true;
+
+/// The typed twin of a tensor_view. The door has checked type and rank; a mismatch here is a bug of
+/// moe64.
+template <class T, std::size_t Rank>
+[[nodiscard]] view<T, Rank> as(tensor_view const& tensor) {
+  static_assert(dtype_holds<T>);
+  constexpr dtype expected = std::is_same_v<T, float>          ? dtype::f32
+                             : std::is_same_v<T, std::int32_t> ? dtype::int32
+                             : std::is_same_v<T, std::int64_t> ? dtype::int64
+                                                               : dtype::uint8;
+  if (tensor.type != expected || tensor.rank != Rank) {
+    fail(errc::internal, "[view] {} seen as {} of rank {}", to_string(tensor), name(expected),
+         Rank);
+  }
+  view<T, Rank> result;
+  result.data = static_cast<T*>(tensor.data);
+  for (std::size_t d = 0; d < Rank; ++d) result.stride[d] = tensor.stride[d];
+  return result;
+}
+
+}  // namespace moe64
