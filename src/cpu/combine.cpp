@@ -1,0 +1,99 @@
+#include "cpu/dot.hpp"
+#include "cpu/operations.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/rows.hpp"
+
+#include <algorithm>
+
+namespace moe64::cpu {
+namespace {
+
+void combine_reference(combine_args const& args, stream where) {
+  routing_plan const& plan = args.plan;
+  auto const slot_to_row = as<std::int64_t, 1>(plan.slot_to_row);
+  auto const slot_weight = as<float, 1>(plan.slot_weight);
+  index_t const hidden = args.y.extent[1];
+  index_t const token_bytes = hidden * (plan.top_k + 1) * bits(args.y.type) / 8;
+  parallel_ranges(where, plan.tokens, token_bytes, [&](index_t begin, index_t end) {
+    float sum[run_length];
+    float run[run_length];
+    for (index_t token = begin; token < end; ++token) {
+      for (index_t col = 0; col < hidden; col += run_length) {
+        index_t const count = std::min(run_length, hidden - col);
+        std::fill_n(sum, count, 0.0F);
+        for (index_t k = 0; k < plan.top_k; ++k) {
+          index_t const slot = token * plan.top_k + k;
+          index_t const row = slot_to_row(slot);
+          if (row < 0) continue;
+          load_scaled_row(args.rows, 0, row, col, count, run);
+          if (args.weighted) {
+            float const weight = slot_weight(slot);
+            for (index_t c = 0; c < count; ++c) sum[c] += weight * run[c];
+          } else {
+            for (index_t c = 0; c < count; ++c) sum[c] += run[c];
+          }
+        }
+        store_row(row_of(args.y, token), col, count, sum);
+      }
+    }
+  });
+}
+
+float dot_rows(row_view const& left, row_view const& right, index_t length) {
+  static_assert(run_length % lane_count == 0);
+  running_dot dot;
+  float a[run_length];
+  float b[run_length];
+  for (index_t at = 0; at < length; at += run_length) {
+    index_t const count = std::min(run_length, length - at);
+    load_row(left, at, count, a);
+    load_row(right, at, count, b);
+    dot.add(a, b, count);
+  }
+  return dot.value();
+}
+
+void slot_weight_gradient_reference(slot_weight_gradient_args const& args, stream where) {
+  routing_plan const& plan = args.plan;
+  auto const slot_to_row = as<std::int64_t, 1>(plan.slot_to_row);
+  auto const expert_begin = as<std::int64_t, 1>(plan.expert_begin);
+  auto const d_weights = as<float, 2>(args.d_weights);
+  auto const expert_of = [&](index_t row) {
+    // The last expert that begins at or before the row; empty experts begin where the next one
+    // does.
+    index_t low = 0;
+    index_t high = plan.experts;
+    while (high - low > 1) {
+      index_t const middle = low + (high - low) / 2;
+      (expert_begin(middle) <= row ? low : high) = middle;
+    }
+    return low;
+  };
+  index_t const row_bytes = args.left.extent[1] * bits(args.left.type) / 4;
+  parallel_ranges(where, plan.slots(), row_bytes, [&](index_t begin, index_t end) {
+    for (index_t slot = begin; slot < end; ++slot) {
+      index_t const row = slot_to_row(slot);
+      float& gradient = d_weights(slot / plan.top_k, slot % plan.top_k);
+      gradient = 0.0F;
+      if (row < 0) continue;
+      gradient = dot_rows(row_of(args.left, row), row_of(args.right, row), args.left.extent[1]);
+      if (!args.bias.present()) continue;
+      gradient += dot_rows(row_of(args.bias_rows, row), row_of(args.bias, expert_of(row)),
+                           args.bias.extent[1]);
+    }
+  });
+}
+
+constexpr implementation<combine_args> combiners[] = {
+    {"reference", any_call<combine_args>, combine_reference},
+};
+constexpr implementation<slot_weight_gradient_args> gradients[] = {
+    {"reference", any_call<slot_weight_gradient_args>, slot_weight_gradient_reference},
+};
+
+}  // namespace
+
+implementation_list<combine_args> combine_list() { return combiners; }
+implementation_list<slot_weight_gradient_args> slot_weight_gradient_list() { return gradients; }
+
+}  // namespace moe64::cpu

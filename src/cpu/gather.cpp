@@ -1,0 +1,83 @@
+#include "cpu/operations.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/rows.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace moe64::cpu {
+namespace {
+
+template <class Word>
+void copy_words(tensor_view const& from, index_t i, tensor_view const& to, index_t j) {
+  auto const* const source = static_cast<Word const*>(from.data) + offset_of(from, i);
+  auto* const target = static_cast<Word*>(to.data) + offset_of(to, j);
+  index_t const count = to.extent[1];
+  if (from.stride[1] == 1 && to.stride[1] == 1) {
+    if (count > 0) std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(Word));
+    return;
+  }
+  for (index_t c = 0; c < count; ++c) target[c * to.stride[1]] = source[c * from.stride[1]];
+}
+
+/// Row j of `to` = row i of `from`, bit for bit.
+void copy_row(tensor_view const& from, index_t i, tensor_view const& to, index_t j) {
+  switch (bits(from.type)) {
+    case 4: {
+      auto const* const source =
+          static_cast<std::uint8_t const*>(from.data) + offset_of(from, i) / 2;
+      auto* const target = static_cast<std::uint8_t*>(to.data) + offset_of(to, j) / 2;
+      std::copy_n(source, ceil_div(to.extent[1], 2), target);
+      return;
+    }
+    case 8:
+      return copy_words<std::uint8_t>(from, i, to, j);
+    case 16:
+      return copy_words<std::uint16_t>(from, i, to, j);
+    case 32:
+      return copy_words<std::uint32_t>(from, i, to, j);
+    default:
+      return copy_words<std::uint64_t>(from, i, to, j);
+  }
+}
+
+void copy_weighted(tensor_view const& from, index_t i, float weight, tensor_view const& to,
+                   index_t j) {
+  float run[run_length];
+  for (index_t col = 0; col < to.extent[1]; col += run_length) {
+    index_t const count = std::min(run_length, to.extent[1] - col);
+    load_row(row_of(from, i), col, count, run);
+    for (index_t c = 0; c < count; ++c) run[c] *= weight;
+    store_row(row_of(to, j), col, count, run);
+  }
+}
+
+void gather_reference(gather_args const& args, stream where) {
+  routing_plan const& plan = args.plan;
+  auto const row_to_slot = as<std::int64_t, 1>(plan.row_to_slot);
+  auto const slot_weight = as<float, 1>(plan.slot_weight);
+  index_t const rows = count_rows("gather", plan.live_rows(), plan.slots());
+  index_t const row_bytes = args.x.extent[1] * bits(args.x.type) / 4;
+  parallel_ranges(where, rows, row_bytes, [&](index_t begin, index_t end) {
+    for (index_t row = begin; row < end; ++row) {
+      index_t const slot = row_to_slot(row);
+      index_t const token = slot / plan.top_k;
+      if (args.weighted) {
+        copy_weighted(args.x, token, slot_weight(slot), args.rows, row);
+      } else {
+        copy_row(args.x, token, args.rows, row);
+      }
+      if (args.scales.present()) copy_row(args.scales, token, args.row_scales, row);
+    }
+  });
+}
+
+constexpr implementation<gather_args> gatherers[] = {
+    {"reference", any_call<gather_args>, gather_reference},
+};
+
+}  // namespace
+
+implementation_list<gather_args> gather_list() { return gatherers; }
+
+}  // namespace moe64::cpu

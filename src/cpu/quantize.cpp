@@ -1,0 +1,182 @@
+#include "core/number.hpp"
+#include "cpu/operations.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/rows.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe64::cpu {
+namespace {
+
+/// Rows and columns [row_begin, row_end) x [col_begin, col_end) of one matrix.
+struct block_range {
+  index_t row_begin, row_end, col_begin, col_end;
+};
+
+template <class Visit>
+void for_each_run(block_range const& block, Visit const& visit) {
+  for (index_t row = block.row_begin; row < block.row_end; ++row) {
+    for (index_t col = block.col_begin; col < block.col_end; col += run_length) {
+      visit(row, col, std::min(run_length, block.col_end - col));
+    }
+  }
+}
+
+struct magnitude {
+  float largest = 0.0F;  // of the finite numbers
+  bool finite = true;    // all of them
+};
+
+magnitude measure(tensor_view const& x, index_t expert, block_range const& block) {
+  magnitude result;
+  float run[run_length];
+  for_each_run(block, [&](index_t row, index_t col, index_t count) {
+    load_row(row_of(x, expert, row), col, count, run);
+    for (index_t i = 0; i < count; ++i) {
+      float const size = std::fabs(run[i]);
+      if (!std::isfinite(size)) {
+        result.finite = false;
+      } else {
+        result.largest = std::max(result.largest, size);
+      }
+    }
+  });
+  return result;
+}
+
+float smallest_positive(dtype scale) {
+  switch (scale) {
+    case dtype::bf16:
+      return decode_bf16(1);
+    case dtype::f16:
+      return decode_float<f16_format>(1);
+    case dtype::e4m3:
+      return decode_float<e4m3_format>(1);
+    default:
+      return std::numeric_limits<float>::denorm_min();
+  }
+}
+
+/// Operands of one call as stacks.
+struct problem_view {
+  tensor_view x, values, scales;
+  quantize_args const& args;
+
+  explicit problem_view(quantize_args const& call)
+      : x(call.x.as_stack()),
+        values(call.values.as_stack()),
+        scales(call.scales.as_stack()),
+        args(call) {}
+};
+
+/// Write the scale of one block; the factor that its codes will be multiplied with when they are
+/// read.
+float write_scale(problem_view const& p, magnitude const& size, float global, index_t expert,
+                  index_t grid_row, index_t grid_col) {
+  tensor_view const& scales = p.scales;
+  if (!size.finite) {
+    store_number(scales, std::numeric_limits<float>::quiet_NaN(), expert, grid_row, grid_col);
+    return std::numeric_limits<float>::quiet_NaN();
+  }
+  bool const divides = p.args.global.applied == global_scale::direction::divide;
+  bool const has_global = p.args.global.values.present();
+  float wanted = 1.0F;
+  if (size.largest > 0.0F) {
+    wanted = size.largest / largest_code(p.values.type);
+    if (has_global) wanted = divides ? wanted * global : wanted / global;
+  }
+  store_number(scales, wanted, expert, grid_row, grid_col);
+  float stored = load_number(scales, expert, grid_row, grid_col);
+  if (stored == 0.0F) {
+    stored = smallest_positive(scales.type);
+    store_number(scales, stored, expert, grid_row, grid_col);
+  }
+  if (!has_global) return stored;
+  return divides ? stored / global : stored * global;
+}
+
+void write_codes(problem_view const& p, index_t expert, block_range const& block, float factor) {
+  float const limit = largest_code(p.values.type);
+  bool const zero = std::isnan(factor);
+  float run[run_length];
+  for_each_run(block, [&](index_t row, index_t col, index_t count) {
+    load_row(row_of(p.x, expert, row), col, count, run);
+    for (index_t i = 0; i < count; ++i) {
+      run[i] = zero ? 0.0F : std::clamp(run[i] / factor, -limit, limit);
+    }
+    store_row(row_of(p.values, expert, row), col, count, run);
+  });
+}
+
+/// The global scale of one expert: such that the largest block scale becomes the largest e4m3.
+float global_for(magnitude const& size, global_scale::direction applied) {
+  constexpr float span = 6.0F * 448.0F;
+  if (size.largest == 0.0F) return 1.0F;
+  float const global =
+      applied == global_scale::direction::multiply ? size.largest / span : span / size.largest;
+  return std::isfinite(global) && global > 0.0F ? global : 1.0F;
+}
+
+void quantize_reference(quantize_args const& args, stream where) {
+  problem_view const p(args);
+  index_t const experts = p.x.extent[0];
+  index_t const rows = count_rows("quantize", args.live_rows, p.x.extent[1]);
+  index_t const cols = p.x.extent[2];
+  bool const has_global = args.global.values.present();
+  if (has_global) {
+    parallel_for(where, experts, [&](index_t expert) {
+      magnitude const size = measure(p.x, expert, {0, rows, 0, cols});
+      store_number(args.global.values, global_for(size, args.global.applied), expert);
+    });
+  }
+  index_t const block_rows = args.layout.rows_per_scale(p.x.extent[1]);
+  index_t const block_cols = args.layout.cols_per_scale(cols);
+  index_t const grid_rows = ceil_div(rows, block_rows);
+  parallel_for(where, experts * grid_rows, [&](index_t task) {
+    index_t const expert = task / grid_rows;
+    index_t const grid_row = task % grid_rows;
+    float const global = has_global ? load_number(args.global.values, expert) : 1.0F;
+    index_t const row_begin = grid_row * block_rows;
+    index_t const row_end = row_begin + std::min(block_rows, rows - row_begin);
+    for (index_t col = 0, grid_col = 0; col < cols; col += block_cols, ++grid_col) {
+      block_range const block = {row_begin, row_end, col, col + std::min(block_cols, cols - col)};
+      magnitude const size = measure(p.x, expert, block);
+      float const factor = write_scale(p, size, global, expert, grid_row, grid_col);
+      write_codes(p, expert, block, factor);
+    }
+  });
+}
+
+void dequantize_reference(dequantize_args const& args, stream where) {
+  quantized_view const& q = args.q;
+  tensor_view const out = args.out.as_stack();
+  index_t const cols = q.cols();
+  index_t const row_bytes = cols * (bits(q.type()) + bits(out.type)) / 8;
+  parallel_ranges(where, q.experts() * q.rows(), row_bytes, [&](index_t begin, index_t end) {
+    float run[run_length];
+    for (index_t i = begin; i < end; ++i) {
+      index_t const expert = i / q.rows();
+      index_t const row = i % q.rows();
+      for (index_t col = 0; col < cols; col += run_length) {
+        index_t const count = std::min(run_length, cols - col);
+        load_scaled_row(q, expert, row, col, count, run);
+        store_row(row_of(out, expert, row), col, count, run);
+      }
+    }
+  });
+}
+
+constexpr implementation<quantize_args> quantizers[] = {
+    {"reference", any_call<quantize_args>, quantize_reference},
+};
+constexpr implementation<dequantize_args> dequantizers[] = {
+    {"reference", any_call<dequantize_args>, dequantize_reference},
+};
+
+}  // namespace
+
+implementation_list<quantize_args> quantize_list() { return quantizers; }
+implementation_list<dequantize_args> dequantize_list() { return dequantizers; }
+
+}  // namespace moe64::cpu

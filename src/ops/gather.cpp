@@ -1,0 +1,51 @@
+#include "core/fail.hpp"
+#include "ops/check.hpp"
+#include "ops/dispatch.hpp"
+
+namespace moe64 {
+namespace {
+
+/// Rows of packed types are copied as bytes.
+void check_packed(checker const& check, std::string_view argument, tensor_view const& tensor) {
+  if (bits(tensor.type) >= 8) return;
+  check.require((tensor.stride[1] == 1 || tensor.extent[1] <= 1) && tensor.stride[0] % 2 == 0,
+                fmt::format("{} is {}: packed rows must be contiguous and start at whole bytes",
+                            argument, to_string(tensor)));
+}
+
+}  // namespace
+
+void gather(gather_args const& args, stream where) {
+  checker const check("gather", where.device);
+  check.plan(args.plan);
+  index_t const slots = args.plan.slots();
+  check.shape("x", args.x, {args.plan.tokens, any_extent});
+  check.shape("rows", args.rows, {slots, args.x.extent[1]});
+  check.type("rows", args.rows, {args.x.type});
+  check_packed(check, "x", args.x);
+  check_packed(check, "rows", args.rows);
+  if (args.weighted) check.number("x of a weighted gather", args.x);
+  check.require(args.scales.present() == args.row_scales.present(),
+                fmt::format("scales {} and row_scales {}: give both or none",
+                            to_string(args.scales), to_string(args.row_scales)));
+  if (is_quantized(args.x.type) && !args.scales.present()) {
+    fail(errc::missing_scale, "[gather] x is {}: its scales must move along", to_string(args.x));
+  }
+  if (args.scales.present()) {
+    check.shape("scales", args.scales, {args.plan.tokens, any_extent});
+    check.type("scales", args.scales,
+               {dtype::f32, dtype::bf16, dtype::f16, dtype::e8m0, dtype::e4m3});
+    check.shape("row_scales", args.row_scales, {slots, args.scales.extent[1]});
+    check.type("row_scales", args.row_scales, {args.scales.type});
+    check.no_self_overlap("row_scales", args.row_scales);
+    check.no_overlap("row_scales", args.row_scales, "scales", args.scales);
+    check.no_overlap("row_scales", args.row_scales, "x", args.x);
+    check.no_overlap("rows", args.rows, "scales", args.scales);
+    check.no_overlap("rows", args.rows, "row_scales", args.row_scales);
+  }
+  check.no_self_overlap("rows", args.rows);
+  check.no_overlap("rows", args.rows, "x", args.x);
+  dispatch(args, where);
+}
+
+}  // namespace moe64
