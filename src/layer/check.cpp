@@ -1,0 +1,149 @@
+#include "layer/check.hpp"
+
+#include "core/fail.hpp"
+
+namespace moe64 {
+namespace {
+
+void check_lora(checker const& check, std::string const& label, projection const& p) {
+  if (!p.lora.present()) return;
+  check.weights(label + ".lora.a", p.lora.a);
+  check.weights(label + ".lora.b", p.lora.b);
+  if (!p.lora.a.is_plain() || !p.lora.b.is_plain()) {
+    fail(errc::dtype_mismatch, "[{}] {}.lora is {} and {}: expected f32, bf16 or f16",
+         check.operation(), label, name(p.lora.a.type()), name(p.lora.b.type()));
+  }
+  check.equal(label + ".lora.a parts", p.lora.a.parts(), "one", 1);
+  check.equal(label + ".lora.a cols", p.lora.a.cols(), label + " cols", p.weights.cols());
+  check.equal(label + ".lora.a experts", p.lora.a.experts(), label + " experts",
+              p.weights.experts());
+  check.equal(label + ".lora.b experts", p.lora.b.experts(), label + " experts",
+              p.weights.experts());
+  check.equal(label + ".lora.b parts", p.lora.b.parts(), label + " parts", p.weights.parts());
+  check.equal(label + ".lora.b rows", p.lora.b.rows(), label + " rows", p.weights.rows());
+  check.equal(label + ".lora.b cols", p.lora.b.cols(), label + ".lora.a rows", p.lora.a.rows());
+}
+
+void check_projection(checker const& check, std::string const& label, projection const& p) {
+  check.weights(label, p.weights);
+  for (int part = 0; part < 2; ++part) {
+    tensor_view const& bias = p.bias[static_cast<std::size_t>(part)];
+    if (!bias.present()) continue;
+    check.require(part < p.weights.parts(), fmt::format("{}.bias of part {}, but {} has {} parts",
+                                                        label, part, label, p.weights.parts()));
+    check.number(label + ".bias", bias, {p.weights.experts(), p.weights.part_rows()});
+  }
+  check_lora(check, label, p);
+}
+
+void check_output(checker const& check, std::string const& label, tensor_view const& output,
+                  std::initializer_list<index_t> extents) {
+  if (!output.present()) return;
+  check.number(label, output, extents);
+  check.no_self_overlap(label, output);
+}
+
+void check_projection_gradients(checker const& check, std::string const& label, projection const& p,
+                                projection_gradients const& gradients) {
+  index_t const experts = p.weights.experts();
+  index_t const part_rows = p.weights.part_rows();
+  bool const wants_lora =
+      gradients.lora_a.present() || gradients.lora_b[0].present() || gradients.lora_b[1].present();
+  check.require(!wants_lora || p.lora.present(),
+                fmt::format("a gradient of {}.lora is asked for, but {} has none", label, label));
+  for (int i = 0; i < 2; ++i) {
+    auto const part = static_cast<std::size_t>(i);
+    bool const wanted = gradients.weights[part].present() || gradients.bias[part].present() ||
+                        gradients.lora_b[part].present();
+    check.require(!wanted || i < p.weights.parts(),
+                  fmt::format("a gradient of part {} of {} is asked for, but it has {} parts", i,
+                              label, p.weights.parts()));
+    if (gradients.weights[part].present() && !p.weights.is_plain()) {
+      fail(errc::unsupported,
+           "[{}] gradient of {} is asked for, but its {} weights are frozen: only f32, bf16 and "
+           "f16 weights have one",
+           check.operation(), label, name(p.weights.type()));
+    }
+    check.require(!gradients.bias[part].present() || p.bias[part].present(),
+                  fmt::format("a gradient of {}.bias is asked for, but it is absent", label));
+    check_output(check, label + " gradient", gradients.weights[part],
+                 {experts, part_rows, p.weights.cols()});
+    check_output(check, label + ".bias gradient", gradients.bias[part], {experts, part_rows});
+    if (wants_lora) {
+      check_output(check, label + ".lora.b gradient", gradients.lora_b[part],
+                   {experts, part_rows, p.lora.b.cols()});
+    }
+  }
+  if (wants_lora) {
+    check_output(check, label + ".lora.a gradient", gradients.lora_a,
+                 {experts, p.lora.a.rows(), p.weights.cols()});
+  }
+}
+
+}  // namespace
+
+void check_layer(checker const& check, layer_desc const& layer) {
+  check.require(layer.activation.kind <= activation::relu2,
+                fmt::format("activation {} is unknown", fmt::underlying(layer.activation.kind)));
+  check_projection(check, "gate_up", layer.gate_up);
+  check_projection(check, "down", layer.down);
+  weight_stack const& gate_up = layer.gate_up.weights;
+  weight_stack const& down = layer.down.weights;
+  bool const gated = is_gated(layer.activation.kind);
+  if (gate_up.parts() != (gated ? 2 : 1)) {
+    fail(errc::shape_mismatch, "[{}] {} needs {} but gate_up has {} part(s)", check.operation(),
+         name(layer.activation.kind), gated ? "gate and up" : "one matrix", gate_up.parts());
+  }
+  check.equal("parts of down", down.parts(), "one", 1);
+  check.equal("experts of gate_up", gate_up.experts(), "experts of down", down.experts());
+  check.equal("inter of gate_up", gate_up.part_rows(), "inter of down", down.cols());
+  check.equal("hidden of gate_up", gate_up.cols(), "hidden of down", down.rows());
+  check.at_least("experts_total", layer.experts_total, 0);
+  check.at_least("first_expert", layer.first_expert, 0);
+  index_t const total = layer.experts_total == 0 ? layer.experts() : layer.experts_total;
+  check.require(layer.first_expert <= total - layer.experts(),
+                fmt::format("experts [{}, {} + {}) of the stacks are not within experts_total ({})",
+                            layer.first_expert, layer.first_expert, layer.experts(), total));
+  check.require(layer.weight_on <= weight_placement::input,
+                fmt::format("weight_on {} is unknown", fmt::underlying(layer.weight_on)));
+}
+
+void check_shape(checker const& check, layer_shape const& shape) {
+  check.at_least("tokens", shape.tokens, 0);
+  check.at_least("top_k", shape.top_k, 1);
+  if (!is_float(shape.io)) {
+    fail(errc::dtype_mismatch, "[{}] io is {}, expected f32, bf16 or f16", check.operation(),
+         name(shape.io));
+  }
+}
+
+void check_like_x(checker const& check, std::string_view argument, tensor_view const& tensor,
+                  tensor_view const& x) {
+  bool same = tensor.rank == x.rank;
+  for (int d = 0; same && d < x.rank; ++d) same = tensor.extent[d] == x.extent[d];
+  if (!same) {
+    fail(errc::shape_mismatch, "[{}] {} is {}, x is {}", check.operation(), argument,
+         to_string(tensor), to_string(x));
+  }
+  check.type(argument, tensor, {x.type});
+  tensor_view const matrix = tensor.as_matrix();
+  check.shape(argument, matrix, {any_extent, any_extent});
+}
+
+void check_gradients(checker const& check, layer_desc const& layer, layer_shape const& shape,
+                     layer_gradients const& gradients, tensor_view const& x_like) {
+  if (gradients.x.present()) {
+    check_like_x(check, "gradient of x", gradients.x, x_like);
+    check.no_self_overlap("gradient of x", gradients.x);
+    check.no_overlap("gradient of x", gradients.x, "x", x_like);
+  }
+  if (gradients.weights.present()) {
+    check.shape("gradient of weights", gradients.weights, {shape.tokens, shape.top_k});
+    check.type("gradient of weights", gradients.weights, {dtype::f32});
+    check.no_self_overlap("gradient of weights", gradients.weights);
+  }
+  check_projection_gradients(check, "gate_up", layer.gate_up, gradients.gate_up);
+  check_projection_gradients(check, "down", layer.down, gradients.down);
+}
+
+}  // namespace moe64

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "moe64/layer.hpp"
+#include "ops/check.hpp"
+
+/// What forward, backward and the size queries refuse, before they touch memory.
+namespace moe64 {
+
+/// The projections fit each other, the activation, and the expert range.
+void check_layer(checker const& check, layer_desc const& layer);
+
+void check_shape(checker const& check, layer_shape const& shape);
+
+/// Every gradient that is asked for exists and has its shape; the shapes of x and of the slot
+/// weights are `x_like` (the x of forward) and [tokens, top_k].
+void check_gradients(checker const& check, layer_desc const& layer, layer_shape const& shape,
+                     layer_gradients const& gradients, tensor_view const& x_like);
+
+/// A tensor [..., last] of the same extents as x.
+void check_like_x(checker const& check, std::string_view argument, tensor_view const& tensor,
+                  tensor_view const& x);
+
+}  // namespace moe64

@@ -1,0 +1,145 @@
+#include "core/fail.hpp"
+#include "layer/check.hpp"
+#include "layer/projection.hpp"
+#include "layer/workspace.hpp"
+
+namespace moe64 {
+namespace {
+
+/// The operands of a checked call, folded to matrices.
+struct forward_call {
+  layer_shape shape;
+  compute_mode mode = compute_mode::native;
+  tensor_view x, expert_ids, weights, y;
+};
+
+forward_call check_forward(layer_desc const& layer, forward_args const& args, moe64::device where) {
+  checker const check("forward", where);
+  check_layer(check, layer);
+  check.require(args.x.present(), "x is absent");
+  check.require(args.expert_ids.present(), "expert_ids is absent");
+  forward_call call;
+  call.x = args.x.as_matrix();
+  call.expert_ids = args.expert_ids.as_matrix();
+  call.shape = {call.x.extent[0], call.expert_ids.extent[1], args.x.type};
+  check_shape(check, call.shape);
+  check.number("x", call.x, {any_extent, layer.hidden()});
+  check.shape("expert_ids", call.expert_ids, {call.shape.tokens, any_extent});
+  check.type("expert_ids", call.expert_ids, {dtype::int32, dtype::int64});
+  if (args.weights.present()) {
+    call.weights = args.weights.as_matrix();
+    check.number("weights", call.weights, {call.shape.tokens, call.shape.top_k});
+  }
+  check.at_least("capacity", args.capacity, -1);
+  check_like_x(check, "y", args.y, args.x);
+  call.y = args.y.as_matrix();
+  check.no_self_overlap("y", call.y);
+  check.no_overlap("y", call.y, "x", call.x);
+  call.mode = resolve_mode(layer, where).mode;
+  bool const keeps = args.saved.bytes > 0;
+  if (keeps) {
+    check_workspace("forward", "saved", args.saved, saved_bytes(layer, call.shape, where), where);
+  }
+  check_workspace("forward", "scratch", args.scratch,
+                  forward_bytes(layer, call.shape, keeps, where), where);
+  return call;
+}
+
+/// The rows that the first projection multiplies: gathered x, or its codes.
+quantized_view gather_input(layer_desc const& layer, forward_call const& call,
+                            routing_plan const& plan, forward_buffers const& b, stream where) {
+  bool const on_input = layer.weight_on == weight_placement::input;
+  bool const codes = call.mode == compute_mode::w8a8;
+  if (!codes || on_input || layer.gate_up.lora.present()) {
+    gather({.x = call.x, .plan = plan, .weighted = on_input, .rows = b.rows}, where);
+  }
+  if (!codes) return quantized_view::plain(b.rows);
+  if (on_input) {
+    quantize({.x = b.rows,
+              .layout = b.row_codes.layout,
+              .values = b.row_codes.values,
+              .scales = b.row_codes.scales,
+              .live_rows = plan.live_rows()},
+             where);
+    return b.row_codes.view();
+  }
+  quantize({.x = call.x,
+            .layout = b.x_codes.layout,
+            .values = b.x_codes.values,
+            .scales = b.x_codes.scales},
+           where);
+  gather({.x = b.x_codes.values,
+          .scales = b.x_codes.scales,
+          .plan = plan,
+          .rows = b.row_codes.values,
+          .row_scales = b.row_codes.scales},
+         where);
+  return b.row_codes.view();
+}
+
+/// The rows that the second projection multiplies: the activated rows, or their codes.
+quantized_view inner_input(forward_call const& call, routing_plan const& plan,
+                           forward_buffers const& b, stream where) {
+  if (call.mode != compute_mode::w8a8) return quantized_view::plain(b.activated);
+  quantize({.x = b.activated,
+            .layout = b.inner_codes.layout,
+            .values = b.inner_codes.values,
+            .scales = b.inner_codes.scales,
+            .live_rows = plan.live_rows()},
+           where);
+  return b.inner_codes.view();
+}
+
+}  // namespace
+
+void forward(layer_desc const& layer, forward_args const& args, stream where) {
+  forward_call const call = check_forward(layer, args, where.device);
+  arena saved_memory{args.saved};
+  arena scratch_memory{args.scratch};
+  arena& keep = args.saved.bytes > 0 ? saved_memory : scratch_memory;
+  saved_buffers const saved = cut_saved(keep, layer, call.shape);
+  forward_buffers const b = cut_forward(scratch_memory, layer, call.shape, call.mode, where.device);
+  routing_plan const& rows = saved.plan;
+  bool const gated = is_gated(layer.activation.kind);
+  index_t const inter = layer.inter();
+
+  plan({.expert_ids = call.expert_ids,
+        .weights = call.weights,
+        .experts_total = layer.experts_total == 0 ? layer.experts() : layer.experts_total,
+        .first_expert = layer.first_expert,
+        .capacity = args.capacity,
+        .plan = rows,
+        .scratch = {b.plan_scratch.data, b.plan_scratch.span_bytes(), where.device}},
+       where);
+  quantized_view const x_rows = gather_input(layer, call, rows, b, where);
+  project(layer.gate_up,
+          {.x = x_rows,
+           .plain_x = b.rows,
+           .low_rank = b.low_rank,
+           .expert_begin = rows.expert_begin,
+           .y = saved.gate_up,
+           .implementation = layer.implementation},
+          where);
+  activate({.activation = layer.activation,
+            .gate = saved.gate_up.slice(1, 0, inter),
+            .up = gated ? saved.gate_up.slice(1, inter, 2 * inter) : tensor_view{},
+            .live_rows = rows.live_rows(),
+            .out = b.activated},
+           where);
+  quantized_view const inner = inner_input(call, rows, b, where);
+  project(layer.down,
+          {.x = inner,
+           .plain_x = b.activated,
+           .low_rank = b.low_rank,
+           .expert_begin = rows.expert_begin,
+           .y = b.rows,
+           .implementation = layer.implementation},
+          where);
+  combine({.rows = quantized_view::plain(b.rows),
+           .plan = rows,
+           .weighted = layer.weight_on == weight_placement::output,
+           .y = call.y},
+          where);
+}
+
+}  // namespace moe64
