@@ -34,18 +34,27 @@ struct row_view {
   return {stack.data, offset_of(stack, i, j), stack.stride[2], stack.type};
 }
 
-/// A typed view of a tensor whose dtype and rank are already known.
+/// A typed view of a tensor whose dtype and rank are already known. Builds with MOE64_CHECKS test
+/// every index.
 template <class T, std::size_t Rank>
 struct view {
   T* data = nullptr;
   index_t stride[Rank] = {};
+#ifdef MOE64_CHECKS
+  index_t extent[Rank] = {};
+#endif
 
   template <class... Index>
   [[nodiscard]] constexpr T& operator()(Index... index) const noexcept {
     static_assert(sizeof...(Index) == Rank);
     index_t const at[] = {static_cast<index_t>(index)...};
     index_t offset = 0;
-    for (std::size_t d = 0; d < Rank; ++d) offset += at[d] * stride[d];
+    for (std::size_t d = 0; d < Rank; ++d) {
+#ifdef MOE64_CHECKS
+      if (at[d] < 0 || at[d] >= extent[d]) __builtin_trap();
+#endif
+      offset += at[d] * stride[d];
+    }
     return data[offset];
   }
 };
@@ -76,7 +85,12 @@ template <class T, std::size_t Rank>
   }
   view<T, Rank> result;
   result.data = static_cast<T*>(tensor.data);
-  for (std::size_t d = 0; d < Rank; ++d) result.stride[d] = tensor.stride[d];
+  for (std::size_t d = 0; d < Rank; ++d) {
+    result.stride[d] = tensor.stride[d];
+#ifdef MOE64_CHECKS
+    result.extent[d] = tensor.extent[d];
+#endif
+  }
   return result;
 }
 
