@@ -14,6 +14,10 @@ tensor_view arena::take(dtype type, std::initializer_list<index_t> extents) {
   return piece;
 }
 
+tensor_view bytes_of(workspace const& memory) {
+  return tensor_view::contiguous(memory.data, dtype::uint8, {memory.bytes}, memory.device);
+}
+
 void check_workspace(char const* operation, char const* argument, workspace const& memory,
                      index_t needed, moe64::device where) {
   if (memory.bytes < needed || (needed > 0 && memory.data == nullptr)) {

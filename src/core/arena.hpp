@@ -26,6 +26,9 @@ class arena {
   moe64::device device_;
 };
 
+/// The memory of a workspace as a tensor [bytes] uint8.
+[[nodiscard]] tensor_view bytes_of(workspace const& memory);
+
 /// errc::workspace_too_small or errc::device_mismatch unless `memory` serves `needed` bytes on
 /// `where`.
 void check_workspace(char const* operation, char const* argument, workspace const& memory,

@@ -81,12 +81,11 @@ Value parse_word(std::string_view key, std::string_view text, word<Value> const 
 
 template <class Number>
 Number parse_number(std::string_view key, std::string_view text, Number low,
-                    std::string_view expected) {
+                    std::string_view expected, std::size_t skipped = 0) {
   Number value{};
-  auto const [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (status != std::errc{} || end != text.data() + text.size() || value < low) {
-    malformed(key, text, expected);
-  }
+  char const* const last = text.data() + text.size();
+  auto const [end, status] = std::from_chars(text.data() + skipped, last, value);
+  if (status != std::errc{} || end != last || value < low) malformed(key, text, expected);
   return value;
 }
 
@@ -110,8 +109,7 @@ void parse_routing(problem& p, std::string_view text) {
     p.routing = routing_kind::one_expert;
   } else if (text.starts_with("sentinel:")) {
     p.routing = routing_kind::sentinel;
-    p.sentinel_share =
-        parse_number<double>("routing", text.substr(9), 0.0, "sentinel:SHARE in 0..1");
+    p.sentinel_share = parse_number<double>("routing", text, 0.0, "sentinel:SHARE in 0..1", 9);
     if (!(p.sentinel_share <= 1.0)) malformed("routing", text, "sentinel:SHARE in 0..1");
   } else {
     malformed("routing", text, "one of uniform zipf one_expert sentinel:SHARE");
@@ -135,7 +133,7 @@ std::string print_routing(problem const& p) {
 moe64::device parse_device(std::string_view text) {
   if (text == "cpu") return device::cpu();
   if (!text.starts_with("cuda:")) malformed("device", text, "cpu or cuda:N");
-  return device::cuda(parse_number<std::int16_t>("device", text.substr(5), 0, "cpu or cuda:N"));
+  return device::cuda(parse_number<std::int16_t>("device", text, 0, "cpu or cuda:N", 5));
 }
 
 granularity parse_scale(std::string_view text) {
@@ -249,14 +247,16 @@ void check_format(problem const& p) {
   }
 }
 
+constexpr std::string_view blanks = " \t\r\n";
+
 /// The value of `name` in the words of a line, or empty.
 std::string_view find_value(std::string_view line, std::string_view name) {
   std::string const pattern = fmt::format("{}=", name);
   for (std::size_t at = line.find(pattern); at != std::string_view::npos;
        at = line.find(pattern, at + 1)) {
-    if (at != 0 && line[at - 1] != ' ' && line[at - 1] != '\t') continue;
+    if (at != 0 && blanks.find(line[at - 1]) == std::string_view::npos) continue;
     auto const begin = at + pattern.size();
-    return line.substr(begin, line.find_first_of(" \t\r\n", begin) - begin);
+    return line.substr(begin, line.find_first_of(blanks, begin) - begin);
   }
   return {};
 }
@@ -296,7 +296,6 @@ problem parse_problem(std::string_view line) {
   if (!format.empty()) p.weight = parse_word("weight", format, formats);
   set_format_defaults(p);
   std::set<std::string_view> seen;
-  constexpr std::string_view blanks = " \t\r\n";
   for (std::size_t at = line.find_first_not_of(blanks); at != std::string_view::npos;
        at = line.find_first_not_of(blanks, at)) {
     auto const end = std::min(line.find_first_of(blanks, at), line.size());

@@ -24,6 +24,12 @@ tensor_view moved(tensor_view tensor, index_t offset, char const* operation) {
   return tensor;
 }
 
+/// Elements that dimension d takes in a row-major array: packed rows are whole bytes.
+index_t padded_extent(tensor_view const& tensor, int d) {
+  bool const packed_row = bits(tensor.type) == 4 && d == tensor.rank - 1;
+  return packed_row ? align_up(tensor.extent[d], 2) : tensor.extent[d];
+}
+
 }  // namespace
 
 tensor_view tensor_view::contiguous(void const* data, dtype type,
@@ -43,8 +49,7 @@ tensor_view tensor_view::contiguous(void const* data, dtype type,
   index_t stride = 1;
   for (int d = tensor.rank - 1; d >= 0; --d) {
     tensor.stride[d] = stride;
-    index_t const step = d == tensor.rank - 1 ? align_up(tensor.extent[d], bits(type) == 4 ? 2 : 1)
-                                              : tensor.extent[d];
+    index_t const step = padded_extent(tensor, d);
     stride = checked_mul(stride, step > 0 ? step : 1);
   }
   static_cast<void>(tensor.span_bytes());
@@ -69,10 +74,11 @@ index_t tensor_view::span() const {
 index_t tensor_view::span_bytes() const { return ceil_div(checked_mul(span(), bits(type)), 8); }
 
 bool tensor_view::is_contiguous() const {
+  if (size() == 0) return true;
   index_t expected = 1;
   for (int d = rank - 1; d >= 0; --d) {
     if (extent[d] != 1 && stride[d] != expected) return false;
-    expected = checked_mul(expected, extent[d]);
+    expected = checked_mul(expected, padded_extent(*this, d));
   }
   return true;
 }
@@ -167,7 +173,11 @@ std::string to_string(tensor_view const& tensor) {
   bool usual = true;
   for (int d = tensor.rank - 1; d >= 0; --d) {
     usual = usual && (tensor.extent[d] <= 1 || tensor.stride[d] == expected);
-    if (__builtin_mul_overflow(expected, tensor.extent[d], &expected)) break;
+    // Messages are made of any extents, also of those that do not fit: nothing here may throw.
+    index_t step = tensor.extent[d] == 0 ? 1 : tensor.extent[d];
+    bool const odd_row = bits(tensor.type) == 4 && d == tensor.rank - 1 && step % 2 != 0;
+    if (__builtin_add_overflow(step, odd_row ? 1 : 0, &step)) break;
+    if (__builtin_mul_overflow(expected, step, &expected)) break;
   }
   if (!usual) {
     text += " strides";

@@ -34,6 +34,15 @@ backward_call check_backward(layer_desc const& layer, backward_args const& args,
   check_workspace("backward", "saved", args.saved, saved_bytes(layer, call.shape, where), where);
   check_workspace("backward", "scratch", args.scratch,
                   backward_bytes(layer, call.shape, args.gradients, where), where);
+  for (auto const& [label, memory] :
+       {std::pair{"saved", args.saved}, std::pair{"scratch", args.scratch}}) {
+    check_apart(check, label, memory,
+                {{"x", call.x},
+                 {"dy", call.dy},
+                 {"gradient of x", call.dx},
+                 {"gradient of weights", args.gradients.weights}});
+  }
+  check_apart(check, "saved", args.saved, {{"scratch", bytes_of(args.scratch)}});
   return call;
 }
 

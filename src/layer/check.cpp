@@ -1,5 +1,6 @@
 #include "layer/check.hpp"
 
+#include "core/arena.hpp"
 #include "core/fail.hpp"
 
 namespace moe64 {
@@ -78,6 +79,9 @@ void check_projection_gradients(checker const& check, std::string const& label, 
     check_output(check, label + ".lora.a gradient", gradients.lora_a,
                  {experts, p.lora.a.rows(), p.weights.cols()});
   }
+  for (auto const* parts : {&gradients.weights, &gradients.bias, &gradients.lora_b}) {
+    check.no_overlap(label + " gradient of part 0", (*parts)[0], "that of part 1", (*parts)[1]);
+  }
 }
 
 }  // namespace
@@ -114,6 +118,13 @@ void check_shape(checker const& check, layer_shape const& shape) {
   if (!is_float(shape.io)) {
     fail(errc::dtype_mismatch, "[{}] io is {}, expected f32, bf16 or f16", check.operation(),
          name(shape.io));
+  }
+}
+
+void check_apart(checker const& check, std::string_view memory_name, workspace const& memory,
+                 std::initializer_list<std::pair<std::string_view, tensor_view>> operands) {
+  for (auto const& [label, operand] : operands) {
+    check.no_overlap(memory_name, bytes_of(memory), label, operand);
   }
 }
 

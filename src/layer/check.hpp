@@ -3,6 +3,10 @@
 #include "moe64/layer.hpp"
 #include "ops/check.hpp"
 
+#include <initializer_list>
+#include <string_view>
+#include <utility>
+
 /// What forward, backward and the size queries refuse, before they touch memory.
 namespace moe64 {
 
@@ -15,6 +19,10 @@ void check_shape(checker const& check, layer_shape const& shape);
 /// weights are `x_like` (the x of forward) and [tokens, top_k].
 void check_gradients(checker const& check, layer_desc const& layer, layer_shape const& shape,
                      layer_gradients const& gradients, tensor_view const& x_like);
+
+/// Memory that a call uses for itself does not overlap its operands.
+void check_apart(checker const& check, std::string_view memory_name, workspace const& memory,
+                 std::initializer_list<std::pair<std::string_view, tensor_view>> operands);
 
 /// A tensor [..., last] of the same extents as x.
 void check_like_x(checker const& check, std::string_view argument, tensor_view const& tensor,

@@ -42,6 +42,13 @@ forward_call check_forward(layer_desc const& layer, forward_args const& args, mo
   }
   check_workspace("forward", "scratch", args.scratch,
                   forward_bytes(layer, call.shape, keeps, where), where);
+  for (auto const& [label, memory] :
+       {std::pair{"saved", args.saved}, std::pair{"scratch", args.scratch}}) {
+    check_apart(
+        check, label, memory,
+        {{"x", call.x}, {"expert_ids", call.expert_ids}, {"weights", call.weights}, {"y", call.y}});
+  }
+  check_apart(check, "saved", args.saved, {{"scratch", bytes_of(args.scratch)}});
   return call;
 }
 
