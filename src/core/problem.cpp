@@ -93,11 +93,15 @@ index_t parse_count(std::string_view key, std::string_view text, index_t low) {
   return parse_number<index_t>(key, text, low, low == 0 ? "a count" : "a count of at least 1");
 }
 
-dtype parse_type(std::string_view key, std::string_view text, bool (*allowed)(dtype) noexcept,
-                 std::string_view expected) {
+dtype parse_type(std::string_view key, std::string_view text, bool (*allowed)(dtype) noexcept) {
   auto const type = parse_dtype(text);
-  if (!type || !allowed(*type)) malformed(key, text, expected);
-  return *type;
+  if (type && allowed(*type)) return *type;
+  std::string expected = "one of";
+  for (int i = 0; i < dtype_count; ++i) {
+    auto const candidate = static_cast<dtype>(i);
+    if (allowed(candidate)) expected += fmt::format(" {}", name(candidate));
+  }
+  malformed(key, text, expected);
 }
 
 void parse_routing(problem& p, std::string_view text) {
@@ -145,63 +149,74 @@ granularity parse_scale(std::string_view text) {
 /// One key: how it is read into a problem and printed from one.
 struct key {
   std::string_view name;
-  void (*parse)(problem& p, std::string_view text);
+  void (*parse)(problem& p, std::string_view name, std::string_view text);
   std::string (*print)(problem const& p);
 };
 
-#define MOE64_COUNT_KEY(member, low)                                                              \
-  key {                                                                                           \
-#member, [](problem& p, std::string_view text) { p.member = parse_count(#member, text, low); }, \
-        [](problem const& p) { return std::to_string(p.member); } \
-  }
-#define MOE64_WORD_KEY(text_name, member, words)                                                  \
-  key {                                                                                           \
-    text_name,                                                                                    \
-        [](problem& p, std::string_view text) { p.member = parse_word(text_name, text, words); }, \
-        [](problem const& p) { return std::string(name_in(words, p.member)); }                    \
-  }
+template <index_t problem::*Member, index_t Low>
+constexpr key count_key(std::string_view name) {
+  return {name,
+          [](problem& p, std::string_view key_name, std::string_view text) {
+            p.*Member = parse_count(key_name, text, Low);
+          },
+          [](problem const& p) { return std::to_string(p.*Member); }};
+}
+
+template <auto Member, auto const& Words>
+constexpr key word_key(std::string_view name) {
+  return {name,
+          [](problem& p, std::string_view key_name, std::string_view text) {
+            p.*Member = parse_word(key_name, text, Words);
+          },
+          [](problem const& p) { return std::string(name_in(Words, p.*Member)); }};
+}
+
+template <dtype problem::*Member, bool (*Allowed)(dtype) noexcept>
+constexpr key type_key(std::string_view name) {
+  return {name,
+          [](problem& p, std::string_view key_name, std::string_view text) {
+            p.*Member = parse_type(key_name, text, Allowed);
+          },
+          [](problem const& p) { return std::string(moe64::name(p.*Member)); }};
+}
 
 constexpr key keys[] = {
-    MOE64_WORD_KEY("op", op, operations),
-    MOE64_COUNT_KEY(tokens, 0),
-    MOE64_COUNT_KEY(hidden, 1),
-    MOE64_COUNT_KEY(inter, 1),
-    MOE64_COUNT_KEY(experts, 1),
-    MOE64_COUNT_KEY(top_k, 1),
-    MOE64_WORD_KEY("weight", weight, formats),
-    key{"scale", [](problem& p, std::string_view text) { p.scale = parse_scale(text); },
-        [](problem const& p) { return to_string(p.scale); }},
-    key{"scale_dtype",
-        [](problem& p, std::string_view text) {
-          p.scale_dtype =
-              parse_type("scale_dtype", text, is_scale, "one of f32 bf16 f16 e8m0 e4m3");
-        },
-        [](problem const& p) { return std::string(name(p.scale_dtype)); }},
-    MOE64_WORD_KEY("act", act.kind, activations),
-    MOE64_WORD_KEY("mode", mode, modes),
-    key{"io",
-        [](problem& p, std::string_view text) {
-          p.io = parse_type("io", text, is_float, "one of f32 bf16 f16");
-        },
-        [](problem const& p) { return std::string(name(p.io)); }},
-    MOE64_WORD_KEY("layout", layout, layouts),
-    key{"routing", parse_routing, print_routing},
-    MOE64_WORD_KEY("weight_on", weight_on, placements),
-    MOE64_COUNT_KEY(lora, 0),
-    MOE64_WORD_KEY("bias", bias, switches),
-    MOE64_WORD_KEY("backward", backward, switches),
-    key{"device", [](problem& p, std::string_view text) { p.device = parse_device(text); },
-        [](problem const& p) { return to_string(p.device); }},
-    key{"seed",
-        [](problem& p, std::string_view text) {
-          p.seed = parse_number<std::uint64_t>("seed", text, 0, "a number");
-        },
-        [](problem const& p) { return std::to_string(p.seed); }},
-    key{"impl", [](problem& p, std::string_view text) { p.impl = text; },
-        [](problem const& p) { return p.impl; }},
+    word_key<&problem::op, operations>("op"),
+    count_key<&problem::tokens, 0>("tokens"),
+    count_key<&problem::hidden, 1>("hidden"),
+    count_key<&problem::inter, 1>("inter"),
+    count_key<&problem::experts, 1>("experts"),
+    count_key<&problem::top_k, 1>("top_k"),
+    word_key<&problem::weight, formats>("weight"),
+    {"scale",
+     [](problem& p, std::string_view, std::string_view text) { p.scale = parse_scale(text); },
+     [](problem const& p) { return to_string(p.scale); }},
+    type_key<&problem::scale_dtype, is_scale>("scale_dtype"),
+    {"act",
+     [](problem& p, std::string_view name, std::string_view text) {
+       p.act.kind = parse_word(name, text, activations);
+     },
+     [](problem const& p) { return std::string(name_in(activations, p.act.kind)); }},
+    word_key<&problem::mode, modes>("mode"),
+    type_key<&problem::io, is_float>("io"),
+    word_key<&problem::layout, layouts>("layout"),
+    {"routing", [](problem& p, std::string_view, std::string_view text) { parse_routing(p, text); },
+     print_routing},
+    word_key<&problem::weight_on, placements>("weight_on"),
+    count_key<&problem::lora, 0>("lora"),
+    word_key<&problem::bias, switches>("bias"),
+    word_key<&problem::backward, switches>("backward"),
+    {"device",
+     [](problem& p, std::string_view, std::string_view text) { p.device = parse_device(text); },
+     [](problem const& p) { return to_string(p.device); }},
+    {"seed",
+     [](problem& p, std::string_view name, std::string_view text) {
+       p.seed = parse_number<std::uint64_t>(name, text, 0, "a number");
+     },
+     [](problem const& p) { return std::to_string(p.seed); }},
+    {"impl", [](problem& p, std::string_view, std::string_view text) { p.impl = text; },
+     [](problem const& p) { return p.impl; }},
 };
-#undef MOE64_COUNT_KEY
-#undef MOE64_WORD_KEY
 
 /// The scale that a weight format has when the line does not say otherwise.
 void set_format_defaults(problem& p) {
@@ -316,7 +331,7 @@ problem parse_problem(std::string_view line) {
     if (!seen.insert(word_name).second) {
       fail(errc::invalid_argument, "[problem] {} is given twice", word_name);
     }
-    known->parse(p, text.substr(equals + 1));
+    known->parse(p, word_name, text.substr(equals + 1));
   }
   check_format(p);
   return p;
