@@ -71,7 +71,10 @@ index_t tensor_view::span() const {
   return rank == 0 ? 0 : checked_add(last, 1);
 }
 
-index_t tensor_view::span_bytes() const { return ceil_div(checked_mul(span(), bits(type)), 8); }
+index_t tensor_view::span_bytes() const {
+  // Bytes of bits, not bits of elements: the largest size that fits must not overflow on the way.
+  return bits(type) < 8 ? ceil_div(span(), 8 / bits(type)) : checked_mul(span(), bits(type) / 8);
+}
 
 bool tensor_view::is_contiguous() const {
   if (size() == 0) return true;

@@ -32,7 +32,10 @@ point gelu(float x) {
 point gelu_tanh(float x) {
   float const t = std::tanh(gelu_tanh_slope * (x + gelu_tanh_cubic * x * x * x));
   float const inner = gelu_tanh_slope * (1.0F + 3.0F * gelu_tanh_cubic * x * x);
-  return {0.5F * x * (1.0F + t), 0.5F * (1.0F + t) + 0.5F * x * (1.0F - t * t) * inner};
+  // Far out `inner` overflows; there the curve is a line and bends no more.
+  float const bend = 1.0F - t * t;
+  float const turn = bend == 0.0F ? 0.0F : 0.5F * x * bend * inner;
+  return {0.5F * x * (1.0F + t), 0.5F * (1.0F + t) + turn};
 }
 /// x * sigmoid(alpha * x)
 point swish(float x, float alpha) {

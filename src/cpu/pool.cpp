@@ -3,8 +3,8 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -13,7 +13,8 @@ namespace moe64 {
 /// One job at a time: `generation` announces it, `next` hands out its tasks, `working` counts
 /// threads inside it.
 struct cpu_pool::state {
-  std::mutex owner;  // held by the thread whose job runs
+  // Set while a job runs. Not a mutex: a task of the job may itself call run() on this thread.
+  std::atomic<bool> busy{false};
   std::mutex mutex;
   std::condition_variable wake, done;
   std::vector<std::thread> threads;
@@ -65,7 +66,7 @@ cpu_pool::cpu_pool(index_t threads) : state_(nullptr) {
     for (index_t i = 1; i < threads; ++i) {
       shared->threads.emplace_back([shared] { shared->worker(); });
     }
-  } catch (std::system_error const& refused) {
+  } catch (std::exception const& refused) {  // no thread, or no memory to note it in
     auto const started = shared->threads.size();
     shared->join();
     fail(errc::out_of_memory, "[cpu_pool] the system gave {} of {} threads: {}", started + 1,
@@ -83,13 +84,14 @@ index_t cpu_pool::concurrency() const noexcept {
 
 void cpu_pool::run(index_t tasks, void (*task)(void* context, index_t i), void* context) noexcept {
   state& shared = *state_;
-  std::unique_lock const job(shared.owner, std::try_to_lock);
-  if (!job.owns_lock() || shared.threads.empty() || tasks <= 1) {
+  if (shared.threads.empty() || tasks <= 1 || shared.busy.exchange(true)) {
     for (index_t i = 0; i < tasks; ++i) task(context, i);
     return;
   }
   {
-    std::lock_guard const lock(shared.mutex);
+    // A thread that woke late for the last job may still be looking for tasks of it.
+    std::unique_lock lock(shared.mutex);
+    shared.done.wait(lock, [&] { return shared.working == 0; });
     shared.tasks = tasks;
     shared.task = task;
     shared.context = context;
@@ -98,10 +100,12 @@ void cpu_pool::run(index_t tasks, void (*task)(void* context, index_t i), void* 
   }
   shared.wake.notify_all();
   shared.drain();
-  std::unique_lock lock(shared.mutex);
-  // A thread that wakes late finds no task left; it must still leave before the next job may begin.
-  shared.done.wait(lock, [&] { return shared.working == 0; });
-  shared.tasks = 0;
+  {
+    std::unique_lock lock(shared.mutex);
+    shared.done.wait(lock, [&] { return shared.working == 0; });
+    shared.tasks = 0;
+  }
+  shared.busy.store(false);
 }
 
 }  // namespace moe64

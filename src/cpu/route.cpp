@@ -134,7 +134,11 @@ void store_id(tensor_view const& ids, index_t i, index_t j, index_t id) {
 void finish_weights(route_args const& args, token_scores const& scores, index_t token) {
   auto const weights = as<float, 2>(args.weights);
   index_t const top_k = args.weights.extent[1];
-  float const largest = scores.logit(load_index(args.expert_ids, token, 0));
+  // A selection bias can put a small logit first.
+  float largest = -std::numeric_limits<float>::infinity();
+  for (index_t k = 0; k < top_k; ++k) {
+    largest = std::fmax(largest, scores.logit(load_index(args.expert_ids, token, k)));
+  }
   float sum = 0.0F;
   for (index_t k = 0; k < top_k; ++k) {
     float& weight = weights(token, k);

@@ -25,11 +25,9 @@ backward_call check_backward(layer_desc const& layer, backward_args const& args,
   check.number("x", call.x, {any_extent, layer.hidden()});
   check_like_x(check, "dy", args.dy, args.x);
   call.dy = args.dy.as_matrix();
-  check_gradients(check, layer, call.shape, args.gradients, args.x);
-  if (args.gradients.x.present()) {
-    call.dx = args.gradients.x.as_matrix();
-    check.no_overlap("gradient of x", call.dx, "dy", call.dy);
-  }
+  check_gradients_exist(check, layer, args.gradients);
+  check_gradient_outputs(check, layer, call.shape, args.gradients, args.x, args.dy);
+  if (args.gradients.x.present()) call.dx = args.gradients.x.as_matrix();
   call.needs = needs_of(layer, args.gradients);
   check_workspace("backward", "saved", args.saved, saved_bytes(layer, call.shape, where), where);
   check_workspace("backward", "scratch", args.scratch,

@@ -3,6 +3,9 @@
 #include "core/arena.hpp"
 #include "core/fail.hpp"
 
+#include <string>
+#include <vector>
+
 namespace moe64 {
 namespace {
 
@@ -37,20 +40,14 @@ void check_projection(checker const& check, std::string const& label, projection
   check_lora(check, label, p);
 }
 
-void check_output(checker const& check, std::string const& label, tensor_view const& output,
-                  std::initializer_list<index_t> extents) {
-  if (!output.present()) return;
-  check.number(label, output, extents);
-  check.no_self_overlap(label, output);
+bool wants_lora(projection_gradients const& gradients) {
+  return gradients.lora_a.present() || gradients.lora_b[0].present() ||
+         gradients.lora_b[1].present();
 }
 
-void check_projection_gradients(checker const& check, std::string const& label, projection const& p,
-                                projection_gradients const& gradients) {
-  index_t const experts = p.weights.experts();
-  index_t const part_rows = p.weights.part_rows();
-  bool const wants_lora =
-      gradients.lora_a.present() || gradients.lora_b[0].present() || gradients.lora_b[1].present();
-  check.require(!wants_lora || p.lora.present(),
+void check_exist(checker const& check, std::string const& label, projection const& p,
+                 projection_gradients const& gradients) {
+  check.require(!wants_lora(gradients) || p.lora.present(),
                 fmt::format("a gradient of {}.lora is asked for, but {} has none", label, label));
   for (int i = 0; i < 2; ++i) {
     auto const part = static_cast<std::size_t>(i);
@@ -67,20 +64,33 @@ void check_projection_gradients(checker const& check, std::string const& label, 
     }
     check.require(!gradients.bias[part].present() || p.bias[part].present(),
                   fmt::format("a gradient of {}.bias is asked for, but it is absent", label));
-    check_output(check, label + " gradient", gradients.weights[part],
-                 {experts, part_rows, p.weights.cols()});
-    check_output(check, label + ".bias gradient", gradients.bias[part], {experts, part_rows});
-    if (wants_lora) {
-      check_output(check, label + ".lora.b gradient", gradients.lora_b[part],
-                   {experts, part_rows, p.lora.b.cols()});
+  }
+}
+
+/// An output with its name, for checks that look at all of them.
+using named_tensor = std::pair<std::string, tensor_view>;
+
+void check_outputs(checker const& check, std::string const& label, projection const& p,
+                   projection_gradients const& gradients, std::vector<named_tensor>& outputs) {
+  index_t const experts = p.weights.experts();
+  index_t const part_rows = p.weights.part_rows();
+  auto const output = [&](std::string const& name, tensor_view const& tensor,
+                          std::initializer_list<index_t> extents) {
+    if (!tensor.present()) return;
+    check.number(name, tensor, extents);
+    outputs.emplace_back(name, tensor);
+  };
+  for (std::size_t part = 0; part < 2; ++part) {
+    output(label + " gradient", gradients.weights[part], {experts, part_rows, p.weights.cols()});
+    output(label + ".bias gradient", gradients.bias[part], {experts, part_rows});
+    if (p.lora.present()) {
+      output(label + ".lora.b gradient", gradients.lora_b[part],
+             {experts, part_rows, p.lora.b.cols()});
     }
   }
-  if (wants_lora) {
-    check_output(check, label + ".lora.a gradient", gradients.lora_a,
-                 {experts, p.lora.a.rows(), p.weights.cols()});
-  }
-  for (auto const* parts : {&gradients.weights, &gradients.bias, &gradients.lora_b}) {
-    check.no_overlap(label + " gradient of part 0", (*parts)[0], "that of part 1", (*parts)[1]);
+  if (p.lora.present()) {
+    output(label + ".lora.a gradient", gradients.lora_a,
+           {experts, p.lora.a.rows(), p.weights.cols()});
   }
 }
 
@@ -141,20 +151,35 @@ void check_like_x(checker const& check, std::string_view argument, tensor_view c
   check.shape(argument, matrix, {any_extent, any_extent});
 }
 
-void check_gradients(checker const& check, layer_desc const& layer, layer_shape const& shape,
-                     layer_gradients const& gradients, tensor_view const& x_like) {
+void check_gradients_exist(checker const& check, layer_desc const& layer,
+                           layer_gradients const& gradients) {
+  check_exist(check, "gate_up", layer.gate_up, gradients.gate_up);
+  check_exist(check, "down", layer.down, gradients.down);
+}
+
+void check_gradient_outputs(checker const& check, layer_desc const& layer, layer_shape const& shape,
+                            layer_gradients const& gradients, tensor_view const& x,
+                            tensor_view const& dy) {
+  std::vector<named_tensor> outputs;
   if (gradients.x.present()) {
-    check_like_x(check, "gradient of x", gradients.x, x_like);
-    check.no_self_overlap("gradient of x", gradients.x);
-    check.no_overlap("gradient of x", gradients.x, "x", x_like);
+    check_like_x(check, "gradient of x", gradients.x, x);
+    outputs.emplace_back("gradient of x", gradients.x.as_matrix());
   }
   if (gradients.weights.present()) {
     check.shape("gradient of weights", gradients.weights, {shape.tokens, shape.top_k});
     check.type("gradient of weights", gradients.weights, {dtype::f32});
-    check.no_self_overlap("gradient of weights", gradients.weights);
+    outputs.emplace_back("gradient of weights", gradients.weights);
   }
-  check_projection_gradients(check, "gate_up", layer.gate_up, gradients.gate_up);
-  check_projection_gradients(check, "down", layer.down, gradients.down);
+  check_outputs(check, "gate_up", layer.gate_up, gradients.gate_up, outputs);
+  check_outputs(check, "down", layer.down, gradients.down, outputs);
+  for (auto output = outputs.begin(); output != outputs.end(); ++output) {
+    check.no_self_overlap(output->first, output->second);
+    check.no_overlap(output->first, output->second, "x", x.as_matrix());
+    check.no_overlap(output->first, output->second, "dy", dy.as_matrix());
+    for (auto other = outputs.begin(); other != output; ++other) {
+      check.no_overlap(output->first, output->second, other->first, other->second);
+    }
+  }
 }
 
 }  // namespace moe64

@@ -15,10 +15,14 @@ void check_layer(checker const& check, layer_desc const& layer);
 
 void check_shape(checker const& check, layer_shape const& shape);
 
-/// Every gradient that is asked for exists and has its shape; the shapes of x and of the slot
-/// weights are `x_like` (the x of forward) and [tokens, top_k].
-void check_gradients(checker const& check, layer_desc const& layer, layer_shape const& shape,
-                     layer_gradients const& gradients, tensor_view const& x_like);
+/// Every gradient that is asked for exists: no frozen weights, no LoRA or bias that is not there.
+void check_gradients_exist(checker const& check, layer_desc const& layer,
+                           layer_gradients const& gradients);
+
+/// They have their shapes (the one of x is that of `x`), and no two of them, nor x and dy, overlap.
+void check_gradient_outputs(checker const& check, layer_desc const& layer, layer_shape const& shape,
+                            layer_gradients const& gradients, tensor_view const& x,
+                            tensor_view const& dy);
 
 /// Memory that a call uses for itself does not overlap its operands.
 void check_apart(checker const& check, std::string_view memory_name, workspace const& memory,

@@ -125,6 +125,7 @@ index_t forward_bytes(layer_desc const& layer, layer_shape const& shape, bool ke
 index_t backward_bytes(layer_desc const& layer, layer_shape const& shape,
                        layer_gradients const& gradients, moe64::device where) {
   check_query(layer, shape, where);
+  check_gradients_exist(checker("layer", where), layer, gradients);
   arena measure{where};
   static_cast<void>(cut_backward(measure, layer, shape, needs_of(layer, gradients)));
   return measure.bytes();

@@ -1,60 +1,12 @@
 #include "ops/check.hpp"
 
 #include "core/fail.hpp"
+#include "ops/overlap.hpp"
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 namespace moe64 {
-namespace {
-
-struct byte_range {
-  std::uintptr_t begin, end;
-};
-
-byte_range range_of(tensor_view const& tensor) {
-  auto const begin = reinterpret_cast<std::uintptr_t>(tensor.data);
-  return {begin, begin + static_cast<std::uintptr_t>(tensor.span_bytes())};
-}
-
-/// Two column ranges of the same rows: their byte ranges interleave without touching.
-bool disjoint_columns(tensor_view const& left, tensor_view const& right) {
-  if (left.rank != 2 || right.rank != 2 || bits(left.type) < 8 || bits(right.type) < 8)
-    return false;
-  index_t const left_size = bits(left.type) / 8;
-  index_t const right_size = bits(right.type) / 8;
-  index_t const pitch = left.stride[0] * left_size;
-  if (pitch == 0 || pitch != right.stride[0] * right_size) return false;
-  auto const width = [](tensor_view const& t, index_t size) {
-    return ((t.extent[1] - 1) * t.stride[1] + 1) * size;
-  };
-  index_t const gap = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(right.data)) -
-                      static_cast<index_t>(reinterpret_cast<std::uintptr_t>(left.data));
-  index_t const shift = ((gap % pitch) + pitch) % pitch;
-  return shift >= width(left, left_size) && shift + width(right, right_size) <= pitch;
-}
-
-/// Two strided column sets, such as interleaved gate and up, that never meet.
-bool disjoint_phases(tensor_view const& left, tensor_view const& right) {
-  if (left.type != right.type || left.rank != right.rank || bits(left.type) < 8) return false;
-  index_t step = 0;
-  for (int d = 0; d < left.rank; ++d) {
-    if (left.stride[d] != right.stride[d]) return false;
-    if (left.extent[d] > 1) step = step == 0 ? left.stride[d] : std::min(step, left.stride[d]);
-  }
-  if (step < 2) return false;
-  for (int d = 0; d < left.rank; ++d) {
-    if (left.extent[d] > 1 && left.stride[d] % step != 0) return false;
-  }
-  index_t const gap = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(right.data)) -
-                      static_cast<index_t>(reinterpret_cast<std::uintptr_t>(left.data));
-  index_t const size = bits(left.type) / 8;
-  return gap % size == 0 && (gap / size) % step != 0;
-}
-
-}  // namespace
-
 void checker::shape(std::string_view argument, tensor_view const& tensor,
                     std::initializer_list<index_t> extents) const {
   std::string expected;
@@ -138,37 +90,25 @@ void checker::require(bool condition, std::string const& message) const {
 }
 
 void checker::no_self_overlap(std::string_view argument, tensor_view const& tensor) const {
-  int order[max_rank] = {0, 1, 2};  // dimensions by stride, smallest first
-  for (int i = 1; i < tensor.rank; ++i) {
-    for (int j = i; j > 0 && tensor.stride[order[j]] < tensor.stride[order[j - 1]]; --j) {
-      std::swap(order[j], order[j - 1]);
-    }
-  }
-  index_t reach = 0;  // furthest offset of the dimensions seen so far
-  for (int i = 0; i < tensor.rank; ++i) {
-    int const d = order[i];
-    if (tensor.extent[d] <= 1) continue;
-    if (tensor.stride[d] <= reach) {
-      fail(errc::invalid_argument, "[{}] elements of output {} share memory: {}", operation_,
-           argument, to_string(tensor));
-    }
-    reach = checked_add(reach, checked_mul(tensor.extent[d] - 1, tensor.stride[d]));
+  if (overlaps_itself(tensor)) {
+    fail(errc::invalid_argument, "[{}] elements of output {} share memory: {}", operation_,
+         argument, to_string(tensor));
   }
 }
 
 void checker::no_overlap(std::string_view output_name, tensor_view const& output,
                          std::string_view input_name, tensor_view const& input) const {
-  if (!output.present() || !input.present()) return;
-  if (output.span() == 0 || input.span() == 0) return;
-  byte_range const out = range_of(output);
-  byte_range const in = range_of(input);
-  if (out.end <= in.begin || in.end <= out.begin) return;
-  if (disjoint_columns(output, input) || disjoint_columns(input, output) ||
-      disjoint_phases(output, input)) {
-    return;
-  }
+  if (!output.present() || !input.present() || !overlaps(output, input)) return;
   fail(errc::invalid_argument, "[{}] output {} at {} overlaps {} at {}", operation_, output_name,
        output.data, input_name, input.data);
+}
+
+void checker::no_overlap(std::string_view output_name, tensor_view const& output,
+                         routing_plan const& plan) const {
+  for (tensor_view const* array : {&plan.expert_begin, &plan.row_to_slot, &plan.slot_to_row,
+                                   &plan.slot_weight, &plan.status}) {
+    no_overlap(output_name, output, "the plan", *array);
+  }
 }
 
 void checker::quantized(std::string_view argument, quantized_view const& q) const {

@@ -43,6 +43,10 @@ class checker {
   void no_overlap(std::string_view output_name, tensor_view const& output,
                   std::string_view input_name, tensor_view const& input) const;
 
+  /// An output does not overlap an array of the plan.
+  void no_overlap(std::string_view output_name, tensor_view const& output,
+                  routing_plan const& plan) const;
+
   void quantized(std::string_view argument, quantized_view const& q) const;
   void weights(std::string_view argument, weight_stack const& stack) const;
   void plan(routing_plan const& plan) const;

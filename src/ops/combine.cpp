@@ -18,6 +18,7 @@ void combine(combine_args const& args, stream where) {
   check.no_self_overlap("y", args.y);
   check.no_overlap("y", args.y, "rows", args.rows.values());
   check.no_overlap("y", args.y, "row scales", args.rows.scales());
+  check.no_overlap("y", args.y, args.plan);
   dispatch(args, where);
 }
 
@@ -40,7 +41,7 @@ void slot_weight_gradient(slot_weight_gradient_args const& args, stream where) {
   check.no_overlap("d_weights", args.d_weights, "left", args.left);
   check.no_overlap("d_weights", args.d_weights, "right", args.right);
   check.no_overlap("d_weights", args.d_weights, "bias_rows", args.bias_rows);
-  check.no_overlap("d_weights", args.d_weights, "slot_weight of plan", args.plan.slot_weight);
+  check.no_overlap("d_weights", args.d_weights, args.plan);
   dispatch(args, where);
 }
 

@@ -42,9 +42,11 @@ void gather(gather_args const& args, stream where) {
     check.no_overlap("row_scales", args.row_scales, "x", args.x);
     check.no_overlap("rows", args.rows, "scales", args.scales);
     check.no_overlap("rows", args.rows, "row_scales", args.row_scales);
+    check.no_overlap("row_scales", args.row_scales, args.plan);
   }
   check.no_self_overlap("rows", args.rows);
   check.no_overlap("rows", args.rows, "x", args.x);
+  check.no_overlap("rows", args.rows, args.plan);
   dispatch(args, where);
 }
 

@@ -116,12 +116,12 @@ quantized_matrix quantize_numbers(number_matrix const& x, dtype code, dtype scal
     for (index_t c = 0; c < x.cols; c += block_cols) {
       block const here{r, std::min(r + block_rows, x.rows), c, std::min(c + block_cols, x.cols)};
       double const peak = largest_finite(x, here, &all_finite);
-      if (!all_finite || peak == 0.0) {
-        result.scales.push_back(all_finite ? 1.0 : nan);
+      if (!all_finite) {
+        result.scales.push_back(nan);
         continue;
       }
-      double quotient = divide_f32(peak, largest);
-      if (two_levels) {
+      double quotient = peak == 0.0 ? 1.0 : divide_f32(peak, largest);
+      if (two_levels && peak != 0.0) {
         quotient = divides ? round_to(quotient * result.global, dtype::f32)
                            : divide_f32(quotient, result.global);
       }
