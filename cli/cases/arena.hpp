@@ -1,0 +1,61 @@
+#pragma once
+
+#include "cases/mapping.hpp"
+#include "moe64/tensor.hpp"
+
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace moe64::cases {
+
+/// What a buffer is for, which decides who fills it and when.
+enum class purpose {
+  input,   ///< filled once; an operation only reads it
+  output,  ///< poisoned before each run
+  scratch  ///< poisoned before each run
+};
+
+/// All memory of one case: one mapping per buffer, with canary bytes directly behind what was asked
+/// for.
+class arena {
+ public:
+  /// Pages up to `limit` bytes may be touched.
+  explicit arena(moe64::device where, index_t limit = available_memory())
+      : device_(where), limit_(limit) {}
+
+  /// `touched` says how much of it will be filled; -1: all. Throws errc::out_of_memory rather than
+  /// let the system end the process later.
+  void* allocate(std::string name, purpose use, index_t bytes, index_t touched = -1);
+  /// A contiguous [extents] tensor.
+  tensor_view tensor(std::string name, purpose use, dtype type,
+                     std::initializer_list<index_t> extents, index_t touched = -1);
+  workspace scratch(std::string name, index_t bytes);
+
+  /// Outputs and scratch to 0xff in every byte, which is NaN in every type that has one; all
+  /// canaries renewed.
+  void poison();
+  /// Names of the buffers behind which something was written.
+  [[nodiscard]] std::vector<std::string> damaged() const;
+  /// Bytes of all buffers of one purpose.
+  [[nodiscard]] index_t bytes(purpose use) const;
+  [[nodiscard]] moe64::device device() const noexcept { return device_; }
+  [[nodiscard]] index_t limit() const noexcept { return limit_; }
+
+ private:
+  struct buffer {
+    std::string name;
+    purpose use;
+    index_t bytes;
+    mapping memory;
+  };
+  std::vector<buffer> buffers_;
+  moe64::device device_;
+  index_t limit_;
+  index_t touched_ = 0;
+};
+
+/// Every byte of a poisoned buffer.
+inline constexpr unsigned char poison_byte = 0xff;
+
+}  // namespace moe64::cases

@@ -1,0 +1,169 @@
+#include "cases/layer_scenario.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moe64::cases {
+namespace {
+
+/// Rows [part * rows, (part + 1) * rows) of a row-major matrix.
+std::vector<double> half(std::vector<double> const& matrix, int part, int parts) {
+  auto const size = std::ssize(matrix) / parts;
+  return {matrix.begin() + part * size, matrix.begin() + (part + 1) * size};
+}
+
+/// 2-norms that one row of each gradient of a projection is made to have.
+struct typical_gradients {
+  double weights, bias, lora_a, lora_b;
+};
+
+/// `n` rows of gradients of deviation `d_out` [out] and inputs of deviation `in` [in]; LoRA keeps
+/// deviations and has a scaling of one half.
+typical_gradients typical_of(projection const& p, double n, double d_out, double in) {
+  auto const root = [](index_t extent) { return std::sqrt(static_cast<double>(extent)); };
+  double const sums = std::sqrt(n) * d_out;
+  double const inputs = in * root(p.weights.cols());
+  typical_gradients sizes{sums * inputs, sums * root(p.weights.part_rows()), 0.0, 0.0};
+  if (!p.lora.present()) return sizes;
+  double const rank = root(p.lora.a.rows());
+  sizes.lora_b = 0.5 * sums * in * rank;
+  sizes.lora_a = 0.5 * sums * root(p.weights.rows()) / rank * inputs;
+  return sizes;
+}
+
+/// In the order of layer_scenario::parameters().
+void append(std::vector<expectation>& all, projection_gradients const& asked,
+            oracle::projection_gradient const& wanted, int parts,
+            typical_gradients const& typical) {
+  for (int i = 0; i < parts; ++i) {
+    auto const part = static_cast<std::size_t>(i);
+    auto const add = [&](tensor_view const& output, std::vector<double> const& both, double size) {
+      if (output.present()) all.push_back({half(both, i, parts), size});
+    };
+    add(asked.weights[part], wanted.weights, typical.weights);
+    add(asked.bias[part], wanted.bias, typical.bias);
+    add(asked.lora_b[part], wanted.lora_b, typical.lora_b);
+  }
+  if (asked.lora_a.present()) all.push_back({wanted.lora_a, typical.lora_a});
+}
+
+}  // namespace
+
+double layer_scenario::bound(layer_output output, index_t rows) const {
+  return s_.data == data_mode::exact ? 0.0 : layer_tolerance(s_.p, mode_.mode, output, rows);
+}
+
+void layer_scenario::compare(comparison& result) const {
+  oracle::layer_call const call{forward_.x, forward_.expert_ids, forward_.weights, -1, mode_.mode};
+  compare_tokens(result, call);
+  if (s_.p.backward) compare_parameters(result, call);
+}
+
+std::vector<expectation> layer_scenario::expected_token(oracle::layer_call const& call,
+                                                        index_t token) const {
+  // The size of a slot's share follows from how the data are made: inputs and gradients of
+  // deviation 1, projections that keep the deviation.
+  double weights = 0.0;
+  index_t live = 0;
+  for (index_t k = 0; k < s_.p.top_k; ++k) {
+    if (routed_.rows.slot_to_row[static_cast<std::size_t>(token * s_.p.top_k + k)] < 0) continue;
+    double const weight = oracle::at(forward_.weights, token, k);
+    weights += weight * weight;
+    ++live;
+  }
+  double const slots = std::sqrt(static_cast<double>(live));
+  bool const on_input = s_.p.weight_on == weight_placement::input;
+  double const width = std::sqrt(static_cast<double>(s_.p.hidden));
+  double const y = width * magnitude_.value * (on_input ? slots : std::sqrt(weights));
+
+  std::vector<expectation> wanted;
+  wanted.push_back({oracle::forward_token(layer_, call, routed_.rows, token), y});
+  if (!s_.p.backward) return wanted;
+  auto gradient = oracle::backward_token(layer_, call, routed_.rows, backward_.dy, token);
+  double const per_slot = on_input ? magnitude_.gradient : magnitude_.value;
+  wanted.push_back({std::move(gradient.x), width * magnitude_.gradient * std::sqrt(weights)});
+  wanted.push_back({std::move(gradient.weights), width * per_slot * slots});
+  return wanted;
+}
+
+void layer_scenario::compare_tokens(comparison& result, oracle::layer_call const& call) const {
+  // Forward once; backward_token goes forward again and then back.
+  double const passes = s_.p.backward ? 3.0 : 1.0;
+  double const token_cost =
+      std::max(1.0, passes * oracle::slot_cost(layer_) * static_cast<double>(s_.p.top_k));
+  std::vector<index_t> always;
+  for (index_t row = std::max<index_t>(0, routed_.live() - 2); row < routed_.live(); ++row) {
+    always.push_back(routed_.rows.row_to_slot[static_cast<std::size_t>(row)] / s_.p.top_k);
+  }
+  auto const sample = sample_of(s_.p.tokens, result.budget() / token_cost, always);
+
+  std::vector<compared_output> outputs{{"y", forward_.y, bound(layer_output::y, 0)}};
+  if (s_.p.backward) {
+    outputs.push_back({"dx", backward_.gradients.x, bound(layer_output::dx, 0)});
+    outputs.push_back(
+        {"d_weights", backward_.gradients.weights, bound(layer_output::d_weights, 0)});
+  }
+  result.entries(
+      outputs, sample, s_.p.tokens, [&](index_t token) { return expected_token(call, token); },
+      [&](index_t token) { return routed_.experts_of_token(token); });
+
+  auto const lives = [&](index_t token) { return !routed_.experts_of_token(token).empty(); };
+  for (compared_output const& output : outputs) result.scan(output.name, output.got, lives);
+  result.zero("y of token", forward_.y, [&](index_t token) { return !lives(token); });
+}
+
+std::vector<expectation> layer_scenario::expected_parameters(oracle::layer_call const& call,
+                                                             index_t expert) const {
+  auto const wanted = oracle::backward_expert(layer_, call, routed_.rows, backward_.dy, expert);
+  auto const rows = static_cast<double>(routed_.rows_of(expert));
+  double const slot_weight = 1.0 / static_cast<double>(s_.p.top_k);
+  bool const on_input = s_.p.weight_on == weight_placement::input;
+  double const d_row = on_input ? 1.0 : slot_weight;
+  double const x = on_input ? slot_weight : 1.0;
+  double const d_inner =
+      d_row * std::sqrt(static_cast<double>(s_.p.hidden) / static_cast<double>(s_.p.inter));
+  int const parts = layer_.gate_up.weights.parts();
+  double const d_part = d_inner * magnitude_.gradient / std::sqrt(static_cast<double>(parts));
+  std::vector<expectation> all;
+  append(all, backward_.gradients.gate_up, wanted.gate_up, parts,
+         typical_of(layer_.gate_up, rows, d_part, x));
+  append(all, backward_.gradients.down, wanted.down, 1,
+         typical_of(layer_.down, rows, d_row, magnitude_.value));
+  return all;
+}
+
+void layer_scenario::compare_parameters(comparison& result, oracle::layer_call const& call) const {
+  auto const asked = parameters();
+  if (asked.empty()) return;
+  // Of the experts that have rows: the last, the first, then as many as the budget allows.
+  auto const used = routed_.used_experts();
+  std::vector<index_t> sample;
+  double spent = 0.0;
+  index_t longest = 0;
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    index_t const expert = i == 0 ? used.back() : used[i - 1];
+    double const cost =
+        3.0 * oracle::slot_cost(layer_) * static_cast<double>(routed_.rows_of(expert));
+    if (i > 0 && spent + cost > result.budget()) continue;
+    spent += cost;
+    sample.push_back(expert);
+    longest = std::max(longest, routed_.rows_of(expert));
+  }
+  std::sort(sample.begin(), sample.end());
+
+  std::vector<compared_output> outputs;
+  for (named_tensor const& d : asked) {
+    outputs.push_back({d.name, d.tensor, bound(layer_output::parameter, longest), {}, true});
+  }
+  result.entries(
+      outputs, sample, std::ssize(used),
+      [&](index_t expert) { return expected_parameters(call, expert); },
+      [](index_t expert) { return std::vector<index_t>{expert}; });
+  auto const lives = [&](index_t expert) { return routed_.rows_of(expert) > 0; };
+  for (named_tensor const& d : asked) {
+    result.scan(d.name, d.tensor, lives);
+    result.zero(d.name + " of expert", d.tensor, [&](index_t e) { return !lives(e); });
+  }
+}
+
+}  // namespace moe64::cases

@@ -1,0 +1,47 @@
+#pragma once
+
+#include "cases/magnitude.hpp"
+#include "cases/routing.hpp"
+#include "cases/scenario.hpp"
+#include "cases/tolerance.hpp"
+#include "cases/weights.hpp"
+
+namespace moe64::cases {
+
+/// op=layer: forward, and with backward=1 backward after it with every gradient that exists.
+class layer_scenario final : public scenario {
+ public:
+  explicit layer_scenario(setting const& s);
+
+  void execute(stream where) const override;
+  void compare(comparison& result) const override;
+  [[nodiscard]] std::vector<operation_report> explain(stream where) const override;
+  [[nodiscard]] work cost() const override;
+  [[nodiscard]] std::vector<named_tensor> outputs() const override;
+  [[nodiscard]] index_t skipped_slots() const override { return routed_.rows.skipped; }
+  [[nodiscard]] std::string remark() const override;
+
+ private:
+  [[nodiscard]] projection_gradients parameter_gradients(std::string const& name,
+                                                         projection const& from);
+  /// Gradients of parameters that are asked for, each [experts, ...].
+  [[nodiscard]] std::vector<named_tensor> parameters() const;
+  [[nodiscard]] std::vector<expectation> expected_token(oracle::layer_call const& call,
+                                                        index_t token) const;
+  [[nodiscard]] std::vector<expectation> expected_parameters(oracle::layer_call const& call,
+                                                             index_t expert) const;
+  void compare_tokens(comparison& result, oracle::layer_call const& call) const;
+  void compare_parameters(comparison& result, oracle::layer_call const& call) const;
+  [[nodiscard]] double bound(layer_output output, index_t rows) const;
+
+  setting s_;
+  routed_tokens routed_;
+  layer_desc layer_;
+  forward_args forward_;
+  backward_args backward_;
+  mode_choice mode_;
+  activation_magnitude magnitude_;
+  double weight_bytes_ = 0.0;
+};
+
+}  // namespace moe64::cases

@@ -1,0 +1,60 @@
+#include "cases/scenario.hpp"
+
+#include "fmt/format.h"
+#include "moe64/error.hpp"
+
+namespace moe64::cases {
+
+void refuse_backward(problem const& p, char const* why) {
+  if (!p.backward) return;
+  throw error(errc::unsupported, fmt::format("[case] op={} backward=1: {}", name(p.op), why));
+}
+
+void refuse_exact(setting const& s, char const* why) {
+  if (s.data != data_mode::exact) return;
+  throw error(errc::invalid_argument,
+              fmt::format("[case] op={} with exact data: {}", name(s.p.op), why));
+}
+
+quantized_view quantized_rows(setting const& s, std::string const& name, index_t rows, index_t live,
+                              index_t cols) {
+  dtype const weights = value_type(s.p.weight);
+  if (!is_quantized(weights)) {
+    throw error(errc::unsupported,
+                fmt::format("[case] op={} mode=w8a8 needs quantised weights", moe64::name(s.p.op)));
+  }
+  dtype const type = weights == dtype::int8 ? dtype::int8 : dtype::e4m3;
+  granularity const layout = activation_granularity(s.p.scale);
+  tensor_view const codes = s.memory.tensor(name, purpose::input, type, {rows, cols});
+  tensor_view const scales =
+      s.memory.tensor(name + ".scales", purpose::input, dtype::f32, {rows, layout.grid_cols(cols)});
+  bool const exact = s.data == data_mode::exact;
+  double const deviation = type == dtype::int8 ? 30.0 : 100.0;
+  auto const code_source = exact ? number_source::one_of(type, {-1.0, 0.0, 1.0})
+                                 : number_source::normal(type, deviation);
+  auto const scale_source =
+      exact ? number_source::one_of(dtype::f32, {0.5, 1.0})
+            : number_source::spread(dtype::f32, 0.5 / deviation, 2.0 / deviation);
+  code_source.fill(codes, s.p.seed, tensor_id::rows, 0, live, s.executor);
+  scale_source.fill(scales, s.p.seed, tensor_id::row_scales, 0, live, s.executor);
+  poison(codes, live, rows);
+  poison(scales, live, rows);
+  return quantized_view::scaled(codes, scales, layout);
+}
+
+tensor_view plain_rows(setting const& s, std::string const& name, tensor_id id, index_t rows,
+                       index_t live, index_t cols) {
+  tensor_view const matrix = s.memory.tensor(name, purpose::input, s.p.io, {rows, cols});
+  auto const source = s.data == data_mode::exact ? number_source::one_of(s.p.io, {-1.0, 0.0, 1.0})
+                                                 : number_source::normal(s.p.io, 1.0);
+  source.fill(matrix, s.p.seed, id, 0, live, s.executor);
+  poison(matrix, live, rows);
+  return matrix;
+}
+
+double bytes_of(tensor_view const& matrix, index_t rows) {
+  return static_cast<double>(rows) * static_cast<double>(matrix.stride[0]) *
+         static_cast<double>(bits(matrix.type)) / 8.0;
+}
+
+}  // namespace moe64::cases

@@ -1,0 +1,147 @@
+#include "fmt/format.h"
+#include "lines.hpp"
+#include "machine.hpp"
+#include "moe64/cpu.hpp"
+#include "moe64/version.hpp"
+#include "nlohmann/json.hpp"
+#include "terminal.hpp"
+#include "verbs.hpp"
+
+#include <cstdio>
+#include <iterator>
+
+namespace moe64::cli {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+/// Small calls that stand for what people run: FP8 weights in blocks, bf16 activations.
+constexpr char const* questions[] = {
+    "op=quantize tokens=4 hidden=256 inter=256 experts=2 top_k=2",
+    "op=dequantize tokens=4 hidden=256 inter=256 experts=2 top_k=2",
+    "op=route tokens=4 hidden=256 inter=256 experts=8 top_k=2",
+    "op=route tokens=4 hidden=256 inter=256 experts=8 top_k=2 backward=1",
+    "op=plan tokens=4 hidden=256 inter=256 experts=8 top_k=2",
+    "op=gather tokens=4 hidden=256 inter=256 experts=8 top_k=2",
+    "op=grouped_gemm tokens=4 hidden=256 inter=256 experts=8 top_k=2",
+    "op=grouped_gemm tokens=4 hidden=256 inter=256 experts=8 top_k=2 mode=w8a8",
+    "op=grouped_gemm tokens=4 hidden=256 inter=256 experts=8 top_k=2 weight=bf16",
+    "op=grouped_gemm_wgrad tokens=4 hidden=256 inter=256 experts=8 top_k=2 weight=bf16",
+    "op=activate tokens=4 hidden=256 inter=256 experts=8 top_k=2",
+    "op=activate tokens=4 hidden=256 inter=256 experts=8 top_k=2 backward=1",
+    "op=combine tokens=4 hidden=256 inter=256 experts=8 top_k=2",
+    "op=combine tokens=4 hidden=256 inter=256 experts=8 top_k=2 backward=1",
+};
+
+std::string build_of() {
+#if defined(__clang__)
+  std::string const compiler = fmt::format("clang {}", __clang_version__);
+#else
+  std::string const compiler = fmt::format("gcc {}", __VERSION__);
+#endif
+#if defined(__OPTIMIZE__)
+  std::string const kind = "optimised";
+#else
+  std::string const kind = "not optimised";
+#endif
+#if defined(NDEBUG)
+  return fmt::format("{}, {}, without assertions", compiler, kind);
+#else
+  return fmt::format("{}, {}, with assertions", compiler, kind);
+#endif
+}
+
+/// "available", or why not.
+std::string answer_of(moe64::device where) {
+  auto const refused = attempt([&] { (void)plan_scratch_bytes(1, 1, 1, where); });
+  return refused.code == exit_code::ok ? "available" : refused.message;
+}
+
+struct choice {
+  std::string operation;
+  std::string problem_line;
+  std::string chosen;
+  std::string reason;
+};
+
+std::vector<choice> choices() {
+  std::vector<choice> all;
+  for (char const* line : questions) {
+    problem const p = parse_problem(line);
+    cases::problem_case const c(p);
+    for (cases::operation_report const& report : c.explain(cpu_stream())) {
+      choice made{report.operation, line_of(p), "none", ""};
+      for (implementation_report const& candidate : report.implementations) {
+        if (!candidate.answer) {
+          made.reason += fmt::format("not {}: {}; ", candidate.name, candidate.answer.reason());
+          continue;
+        }
+        made.chosen = candidate.name;
+        made.reason +=
+            made.reason.empty() ? "the best there is takes it" : "the next best takes it";
+        break;
+      }
+      all.push_back(std::move(made));
+    }
+  }
+  return all;
+}
+
+/// The compute mode of whole layers, and why.
+std::vector<std::vector<std::string>> modes() {
+  std::vector<std::vector<std::string>> rows{{"layer", "answer"}};
+  for (char const* format : {"e4m3", "bf16", "mxfp4"}) {
+    problem const p = parse_problem(
+        fmt::format("tokens=2 hidden=256 inter=256 experts=2 top_k=1 weight={}", format));
+    rows.push_back({fmt::format("weight={}", format), cases::problem_case(p).remark()});
+  }
+  return rows;
+}
+
+void print_text(machine const& m) {
+  fmt::print("moe64 {}\n", version());
+  fmt::print("build      {}\n", build_of());
+  fmt::print("cpu        {}, {} cores usable\n", printable(m.cpu_model), m.cores);
+  fmt::print("extensions {}\n", fmt::join(m.extensions, " "));
+  fmt::print("memory     {}, {} available\n", human_bytes(m.memory_total),
+             human_bytes(m.memory_available));
+  fmt::print("devices    cpu: {}\n", answer_of(device::cpu()));
+  fmt::print("           cuda: {}\n\n", answer_of(device::cuda(0)));
+
+  std::vector<std::vector<std::string>> rows{{"operation", "implementation", "why", "asked with"}};
+  for (choice const& c : choices()) {
+    rows.push_back({c.operation, c.chosen, c.reason, c.problem_line});
+  }
+  fmt::print("{}\n{}", table(rows), table(modes()));
+  fmt::print(
+      "\nForce an implementation with impl=NAME; MOE64_VERBOSE=2 prints each choice as it is "
+      "made.\n");
+}
+
+void print_json(machine const& m) {
+  json object;
+  object["version"] = version();
+  object["build"] = build_of();
+  object["cpu"] = {{"model", m.cpu_model}, {"cores", m.cores}, {"extensions", m.extensions}};
+  object["memory"] = {{"total_bytes", static_cast<index_t>(m.memory_total)},
+                      {"available_bytes", static_cast<index_t>(m.memory_available)}};
+  object["devices"] = {{"cpu", answer_of(device::cpu())}, {"cuda", answer_of(device::cuda(0))}};
+  object["operations"] = json::array();
+  for (choice const& c : choices()) {
+    object["operations"].push_back({{"operation", c.operation},
+                                    {"problem", c.problem_line},
+                                    {"impl", c.chosen},
+                                    {"why", c.reason}});
+  }
+  fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));
+}
+
+}  // namespace
+
+exit_code doctor(bool as_json) {
+  machine const m = look_at_machine();
+  as_json ? print_json(m) : print_text(m);
+  return exit_code::ok;
+}
+
+}  // namespace moe64::cli

@@ -1,0 +1,40 @@
+#pragma once
+
+#include "moe64/error.hpp"
+
+namespace moe64::cli {
+
+/// What the tool tells its caller. Documented in docs/cli.md and in --help.
+enum class exit_code : int {
+  ok = 0,
+  failed = 1,         ///< a verification failed
+  usage = 2,          ///< a bad option, file or problem line
+  unsupported = 3,    ///< a legal problem that this build or machine cannot run
+  out_of_memory = 4,  ///< a problem that is too large for the memory that is left
+  internal = 5,       ///< anything else: please report it
+};
+
+/// The code that stands for an error of the library. Operands are made from a problem line, so that
+/// every complaint about shapes, types and sizes is a complaint about that line.
+[[nodiscard]] constexpr exit_code exit_code_of(errc code) noexcept {
+  switch (code) {
+    case errc::invalid_argument:
+    case errc::shape_mismatch:
+    case errc::dtype_mismatch:
+    case errc::missing_scale:
+    case errc::size_overflow:
+      return exit_code::usage;
+    case errc::unsupported:
+      return exit_code::unsupported;
+    case errc::out_of_memory:
+      return exit_code::out_of_memory;
+    case errc::device_mismatch:
+    case errc::invalid_expert:
+    case errc::workspace_too_small:
+    case errc::internal:
+      break;
+  }
+  return exit_code::internal;
+}
+
+}  // namespace moe64::cli

@@ -1,0 +1,102 @@
+#include "help.hpp"
+
+namespace moe64::cli::help {
+namespace {
+
+constexpr char const* keys =
+    R"(Keys of a problem line (default first; docs/problem-lines.md says more):
+  op           layer | quantize dequantize route plan gather grouped_gemm
+               grouped_gemm_wgrad activate combine
+  tokens=64 hidden=2048 inter=1536 experts=64 top_k=4
+  weight       e4m3 | f32 bf16 f16 e5m2 int8 int4 mxfp4 nvfp4
+  scale        block:128x128 | tensor row block:RxC group:G
+  scale_dtype  f32 | bf16 f16 e8m0 e4m3
+  act          silu_glu | gelu_glu gelu_tanh_glu gptoss_glu clamped_silu_glu
+               silu gelu relu2
+  mode         auto | w8a16 w8a8 native
+  io           bf16 | f32 f16           type of activations
+  layout       concatenated | interleaved
+  routing      uniform | zipf one_expert sentinel:SHARE
+  weight_on    output | input
+  lora=0       rank of the adapters     bias=0    backward=0
+  device       cpu | cuda:N
+  seed=1       chooses the data         impl      forces an implementation
+An unknown key is an error. In a file every line is a problem and # begins a
+comment.
+)";
+
+constexpr char const* exit_codes = R"(Exit codes:
+  0  all is well
+  1  a verification failed
+  2  a bad option, file or problem line
+  3  a legal problem that this build or machine cannot run
+  4  not enough memory
+  5  anything else
+)";
+
+}  // namespace
+
+std::string overview() {
+  return std::string(R"(
+Start here:
+  moe64 demo                            see it work, in a minute
+  moe64 doctor                          what this machine can do, and why
+  moe64 verify tokens=8 hidden=256 inter=128 experts=4 top_k=2
+  moe64 bench -f bench/problems/models.txt
+
+)") + exit_codes;
+}
+
+std::string verify() {
+  return std::string(R"(
+Builds each problem from its seed, runs it, and compares every output with a
+plain double-precision reference. Prints one line per problem: the problem, the
+implementation, the worst error of each output (and the expert it belongs to),
+how many rows were compared, then ok or FAIL.
+
+Examples:
+  moe64 verify tokens=16 hidden=512 inter=384 experts=8 top_k=2 backward=1
+  moe64 verify "op=gather tokens=100" "op=combine tokens=100"
+  moe64 verify -f bench/problems/smoke.txt --json
+  moe64 verify --data exact op=grouped_gemm weight=int4 scale=group:32
+
+)") + keys +
+         "\n" + exit_codes;
+}
+
+std::string bench() {
+  return std::string(R"(
+Times each problem: a warm-up, then at least three runs and --min-time seconds,
+of which the median counts. Prints time, arithmetic and memory rates, the share
+of the limit that binds (a large copy or register multiply-adds, measured when
+the command starts), workspace and peak memory. backward=1 times a layer forward
+and backward; for an operation it times the gradient alone.
+
+Examples:
+  moe64 bench tokens=1
+  moe64 bench "tokens=1 weight=bf16" "tokens=1 weight=e4m3" --threads 4
+  moe64 bench -f bench/problems/models.txt --json > models.jsonl
+
+)") + keys +
+         "\n" + exit_codes;
+}
+
+std::string doctor() {
+  return R"(
+Prints version, compiler, CPU, memory and devices, and for each operation the
+implementation that would run and why. Send its output along with a bug report.
+
+Examples:
+  moe64 doctor
+  moe64 doctor --json
+)";
+}
+
+std::string demo() {
+  return R"(
+Runs four synthetic expert layers, compares them with the reference, times them,
+and explains each in a sentence. Needs about a minute and 1 GiB of memory.
+)";
+}
+
+}  // namespace moe64::cli::help

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+/// The texts of --help beside what the parser writes by itself.
+namespace moe64::cli::help {
+
+[[nodiscard]] std::string overview();
+[[nodiscard]] std::string verify();
+[[nodiscard]] std::string bench();
+[[nodiscard]] std::string doctor();
+[[nodiscard]] std::string demo();
+
+}  // namespace moe64::cli::help

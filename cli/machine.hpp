@@ -1,0 +1,36 @@
+#pragma once
+
+#include "moe64/cpu.hpp"
+
+#include <string>
+#include <vector>
+
+namespace moe64::cli {
+
+/// What this process runs on.
+struct machine {
+  std::string cpu_model;
+  std::vector<std::string> extensions;  ///< instruction set extensions that matter to moe64
+  index_t cores = 1;                    ///< that this process may use
+  double memory_total = 0.0;            ///< bytes
+  double memory_available = 0.0;        ///< bytes
+};
+[[nodiscard]] machine look_at_machine();
+
+/// Cores that this process may use.
+[[nodiscard]] index_t usable_cores();
+
+/// Forget the largest resident size so far, where the system allows it.
+void reset_peak_memory();
+/// Largest resident size of this process since then, in bytes; 0 when the system does not say.
+[[nodiscard]] double peak_memory();
+
+/// The fastest that this machine went in two simple loops, on all threads of the executor: what
+/// shares of a limit refer to.
+struct machine_limits {
+  double copy_bytes_per_s = 0.0;  ///< bytes read plus bytes written of a large copy
+  double fma_flops_per_s = 0.0;   ///< f32 multiply-adds on registers, two operations each
+};
+[[nodiscard]] machine_limits measure_limits(cpu_executor& executor);
+
+}  // namespace moe64::cli

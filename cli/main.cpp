@@ -1,0 +1,113 @@
+#include "CLI/CLI.hpp"
+#include "fmt/format.h"
+#include "help.hpp"
+#include "machine.hpp"
+#include "moe64/version.hpp"
+#include "verbs.hpp"
+
+#include <cstdio>
+#include <map>
+
+namespace moe64::cli {
+namespace {
+
+void add_threads(CLI::App* verb, index_t* threads) {
+  verb->add_option("--threads", *threads, "CPU threads (default: all cores this process may use)")
+      ->check(CLI::Range(1, 4096))
+      ->type_name("N");
+}
+
+void add_progress(CLI::App* verb, progress_mode* mode) {
+  verb->add_flag_callback(
+      "--progress", [mode] { *mode = progress_mode::always; },
+      "Draw progress bars on standard error even if it is no terminal");
+}
+
+void add_problems(CLI::App* verb, problem_options* options) {
+  verb->add_option("LINE", options->lines,
+                   "Problems: quote each one, or leave the quotes out when there is only one");
+  verb->add_option("-f,--file", options->file, "Read problems from a file, - for standard input")
+      ->type_name("FILE");
+  verb->add_flag("--json", options->json, "One JSON object per problem");
+  add_threads(verb, &options->threads);
+  add_progress(verb, &options->progress);
+}
+
+exit_code run_tool(int argc, char** argv) {
+  CLI::App app{"moe64 runs expert layers of mixture-of-experts models from quantised weights."};
+  app.name("moe64");
+  app.footer(help::overview());
+  app.require_subcommand(1);
+
+  verify_options verify_asked;
+  bench_options bench_asked;
+  verify_asked.threads = bench_asked.threads = usable_cores();
+  index_t demo_threads = usable_cores();
+  progress_mode demo_progress = progress_mode::automatic;
+  bool doctor_json = false;
+
+  auto* const verify_verb = app.add_subcommand("verify", "Compare problems with the reference");
+  add_problems(verify_verb, &verify_asked);
+  std::map<std::string, cases::data_mode> const modes{{"random", cases::data_mode::random},
+                                                      {"exact", cases::data_mode::exact}};
+  verify_verb
+      ->add_option("--data", verify_asked.data,
+                   "random: realistic numbers within a bound; exact: small integers, equal bits")
+      ->transform(CLI::CheckedTransformer(modes))
+      ->type_name("random|exact");
+  verify_verb
+      ->add_option("--budget", verify_asked.budget,
+                   "Multiply-adds of the reference before it samples rows (default 1e9)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  verify_verb->footer(help::verify());
+
+  auto* const bench_verb = app.add_subcommand("bench", "Time problems");
+  add_problems(bench_verb, &bench_asked);
+  bench_verb->add_option("--min-time", bench_asked.min_seconds, "Seconds to measure (default 0.5)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("S");
+  bench_verb->footer(help::bench());
+
+  auto* const doctor_verb = app.add_subcommand("doctor", "Say what runs here, and why");
+  doctor_verb->add_flag("--json", doctor_json, "One JSON object");
+  doctor_verb->footer(help::doctor());
+
+  auto* const demo_verb = app.add_subcommand("demo", "See it work");
+  add_threads(demo_verb, &demo_threads);
+  add_progress(demo_verb, &demo_progress);
+  demo_verb->footer(help::demo());
+
+  app.add_subcommand("version", "Print the version");
+
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const& e) {
+    if (e.get_exit_code() == 0) {
+      app.exit(e);  // --help
+      return exit_code::ok;
+    }
+    fmt::print(stderr, "moe64: {}\nRun with --help for more information.\n", printable(e.what()));
+    return exit_code::usage;
+  }
+  if (verify_verb->parsed()) return verify(verify_asked);
+  if (bench_verb->parsed()) return bench(bench_asked);
+  if (doctor_verb->parsed()) return doctor(doctor_json);
+  if (demo_verb->parsed()) return demo(demo_threads, demo_progress);
+  fmt::print("moe64 {}\n", version());
+  return exit_code::ok;
+}
+
+}  // namespace
+}  // namespace moe64::cli
+
+int main(int argc, char** argv) {
+  using namespace moe64::cli;
+  exit_code code = exit_code::internal;
+  auto const refused = attempt([&] { code = run_tool(argc, argv); });
+  if (refused.code != exit_code::ok) {
+    fmt::print(stderr, "moe64: {}\n", refused.message);
+    code = refused.code;
+  }
+  return static_cast<int>(code);
+}

@@ -1,0 +1,59 @@
+#pragma once
+
+#include "cases/problem_case.hpp"
+#include "exit_code.hpp"
+#include "progress.hpp"
+#include "terminal.hpp"
+
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+/// What the tool can do: one function per verb, each in a file of its name.
+namespace moe64::cli {
+
+struct problem_options {
+  std::vector<std::string> lines;
+  std::string file;
+  bool json = false;
+  index_t threads = 1;
+  progress_mode progress = progress_mode::automatic;
+};
+
+struct verify_options : problem_options {
+  double budget = cases::default_budget;
+  cases::data_mode data = cases::data_mode::random;
+};
+
+struct bench_options : problem_options {
+  double min_seconds = 0.5;
+};
+
+[[nodiscard]] exit_code verify(verify_options const& options);
+[[nodiscard]] exit_code bench(bench_options const& options);
+[[nodiscard]] exit_code doctor(bool json);
+[[nodiscard]] exit_code demo(index_t threads, progress_mode progress);
+
+/// A problem that could not be run at all.
+struct refusal {
+  exit_code code = exit_code::ok;
+  std::string name;     ///< of the error code
+  std::string message;  ///< printable
+};
+/// body(), with what it throws as a refusal; code ok when it throws nothing.
+template <class Body>
+[[nodiscard]] refusal attempt(Body&& body) {
+  try {
+    body();
+    return {};
+  } catch (error const& e) {
+    return {exit_code_of(e.code()), std::string(name(e.code())), printable(e.what())};
+  } catch (std::bad_alloc const&) {
+    return {exit_code::out_of_memory, "out_of_memory", "the system has no memory left"};
+  } catch (std::exception const& e) {
+    return {exit_code::internal, "internal", printable(e.what())};
+  }
+}
+
+}  // namespace moe64::cli

@@ -1,0 +1,370 @@
+// gather, combine and slot_weight_gradient.
+#include "moe64/cpu.hpp"
+#include "moe64/ops.hpp"
+#include "oracle/oracle.hpp"
+#include "support/buffer.hpp"
+#include "support/error_matcher.hpp"
+#include "support/implementations.hpp"
+#include "support/random.hpp"
+#include "support/routing.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace moe64 {
+namespace {
+
+using test::difference;
+using test::for_each_implementation;
+using test::make_plan;
+using test::random_ids;
+using test::random_weights;
+using test::test_plan;
+using test::test_tensor;
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+constexpr dtype every_type[] = {dtype::f32,   dtype::bf16,  dtype::f16,   dtype::e4m3,
+                                dtype::e5m2,  dtype::int8,  dtype::int4,  dtype::fp4,
+                                dtype::int32, dtype::int64, dtype::uint8, dtype::e8m0};
+constexpr dtype float_types[] = {dtype::f32, dtype::bf16, dtype::f16};
+
+std::size_t place(index_t i) { return static_cast<std::size_t>(i); }
+
+/// Sentinels, duplicates, an expert without rows, dropped slots; weights of all sizes.
+test_plan varied_plan(index_t tokens = 23, index_t top_k = 3) {
+  return make_plan({.tokens = tokens,
+                    .top_k = top_k,
+                    .experts = 5,
+                    .ids = random_ids(4, tokens * top_k, 4),
+                    .weights = random_weights(5, tokens * top_k),
+                    .capacity = 9});
+}
+
+/// Any bits at all: codes of floats that are not numbers are moved like others.
+void fill_bits(test_tensor& tensor, std::uint64_t seed) {
+  test::random_source const random(seed);
+  tensor_view const& v = tensor.view();
+  std::uint64_t const mask =
+      bits(v.type) == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << bits(v.type)) - 1;
+  for (index_t i = 0; i < v.extent[0]; ++i) {
+    for (index_t j = 0; j < v.extent[1]; ++j) {
+      tensor.set_code(random.bits(i * v.extent[1] + j) & mask, i, j);
+    }
+  }
+}
+
+TEST(gather, moves_the_bits_of_every_type) {
+  test_plan const p = varied_plan();
+  ASSERT_GT(p.rows.dropped + p.rows.skipped, 5);
+  for (dtype const type : every_type) {
+    for (index_t const hidden : {1, 15, 64, 700}) {
+      SCOPED_TRACE(std::string(name(type)) + " hidden " + std::to_string(hidden));
+      test_tensor x(type, {23, hidden}), scales;
+      fill_bits(x, 8);
+      test_tensor const rows(type, {69, hidden});
+      test_tensor row_scales;
+      if (is_quantized(type)) {
+        scales = test_tensor(dtype::f32, {23, 2});
+        scales.fill_uniform(1);
+        row_scales = test_tensor(dtype::f32, {69, 2});
+      }
+      for_each_implementation(
+          gather_args{x, scales, p.plan, false, rows, row_scales}, [&](gather_args const& args) {
+            gather(args, cpu_stream());
+            for (index_t row = 0; row < 69; ++row) {
+              bool const live = row < p.live();
+              index_t const token = live ? p.rows.row_to_slot[place(row)] / 3 : 0;
+              for (index_t c = 0; c < hidden; ++c) {
+                std::uint64_t const poison = test_tensor(type, {1}).code(0);
+                ASSERT_EQ(rows.code(row, c), live ? x.code(token, c) : poison) << row << "," << c;
+              }
+              for (index_t c = 0; is_quantized(type) && c < 2; ++c) {
+                if (live) {
+                  ASSERT_EQ(row_scales.get(row, c), scales.get(token, c));
+                } else {
+                  ASSERT_TRUE(std::isnan(row_scales.get(row, c)));
+                }
+              }
+            }
+          });
+    }
+  }
+}
+
+TEST(gather, scales_of_every_type_move_along) {
+  test_plan const p = varied_plan();
+  for (dtype const type : {dtype::f32, dtype::bf16, dtype::f16, dtype::e8m0, dtype::e4m3}) {
+    test_tensor x(dtype::e4m3, {23, 8}), scales(type, {23, 3}, {7, 2});
+    fill_bits(x, 2);
+    fill_bits(scales, 3);
+    test_tensor const rows(dtype::e4m3, {69, 8}), row_scales(type, {69, 3}, {1, 70});
+    gather({x, scales, p.plan, false, rows, row_scales}, cpu_stream());
+    for (index_t row = 0; row < p.live(); ++row) {
+      index_t const token = p.rows.row_to_slot[place(row)] / 3;
+      for (index_t c = 0; c < 3; ++c) ASSERT_EQ(row_scales.code(row, c), scales.code(token, c));
+    }
+  }
+}
+
+TEST(gather, strided_operands) {
+  test_plan const p = varied_plan();
+  for (dtype const type : {dtype::f32, dtype::bf16, dtype::int64, dtype::int8}) {
+    test_tensor x(type, {23, 9}, {1, 25}), scales, row_scales;
+    fill_bits(x, 3);
+    test_tensor const rows(type, {69, 9}, {30, 3});
+    if (type == dtype::int8) {
+      scales = test_tensor(dtype::f32, {23, 1});
+      scales.fill_uniform(3);
+      row_scales = test_tensor(dtype::f32, {69, 1});
+    }
+    gather({x, scales, p.plan, false, rows, row_scales}, cpu_stream());
+    for (index_t row = 0; row < p.live(); ++row) {
+      index_t const token = p.rows.row_to_slot[place(row)] / 3;
+      for (index_t c = 0; c < 9; ++c) ASSERT_EQ(rows.code(row, c), x.code(token, c));
+    }
+  }
+}
+
+TEST(gather, weighted_is_one_product_and_one_rounding) {
+  test_plan const p = varied_plan();
+  for (dtype const type : float_types) {
+    test_tensor x(type, {23, 530});
+    x.fill_uniform(7, -300.0, 300.0);
+    test_tensor const rows(type, {69, 530});
+    for_each_implementation(
+        gather_args{x, {}, p.plan, true, rows, {}}, [&](gather_args const& args) {
+          gather(args, cpu_stream());
+          for (index_t row = 0; row < p.live(); ++row) {
+            index_t const slot = p.rows.row_to_slot[place(row)];
+            for (index_t c = 0; c < 530; ++c) {
+              double const product =
+                  oracle::round_to(p.slot_weight.get(slot) * x.get(slot / 3, c), dtype::f32);
+              ASSERT_EQ(rows.get(row, c), oracle::round_to(product, type)) << row << "," << c;
+            }
+          }
+        });
+  }
+}
+
+TEST(gather, tokens_without_a_row_are_never_read) {
+  test_plan const p =
+      make_plan({.tokens = 3, .top_k = 2, .experts = 2, .ids = {-1, 2, 1, -1, 2, 2}});
+  test_tensor x(dtype::f32, {3, 4});
+  x.fill([](index_t t, index_t c, index_t) { return t == 1 ? static_cast<double>(c) : nan; });
+  for (bool const weighted : {false, true}) {
+    test_tensor const rows(dtype::f32, {6, 4});
+    gather({x, {}, p.plan, weighted, rows, {}}, cpu_stream());
+    EXPECT_EQ(
+        difference(rows.numbers(), {0,   1,   2,   3,   nan, nan, nan, nan, nan, nan, nan, nan,
+                                    nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan}),
+        "");
+  }
+}
+
+TEST(gather, refuses_codes_without_scales_and_weighted_codes) {
+  test_plan const p = varied_plan();
+  test_tensor const x(dtype::e4m3, {23, 4}), rows(dtype::e4m3, {69, 4});
+  test_tensor const scales(dtype::f32, {23, 1}), row_scales(dtype::f32, {69, 1});
+  EXPECT_MOE64_ERROR(gather({x, {}, p.plan, false, rows, {}}, cpu_stream()), errc::missing_scale,
+                     "[gather]", "e4m3");
+  EXPECT_MOE64_ERROR(gather({x, scales, p.plan, false, rows, {}}, cpu_stream()),
+                     errc::invalid_argument, "row_scales");
+  EXPECT_MOE64_ERROR(gather({x, scales, p.plan, true, rows, row_scales}, cpu_stream()),
+                     errc::dtype_mismatch, "weighted");
+}
+
+// ---- combine ------------------------------------------------------------------------------------
+
+/// y by the definition: f32 sums in slot order. Float arithmetic is the definition here.
+std::vector<double> combined(test_plan const& p, quantized_view const& rows, bool weighted,
+                             dtype type) {
+  std::vector<double> result;
+  for (index_t token = 0; token < p.plan.tokens; ++token) {
+    for (index_t c = 0; c < rows.cols(); ++c) {
+      double sum = 0.0;
+      for (index_t k = 0; k < p.plan.top_k; ++k) {
+        index_t const slot = token * p.plan.top_k + k;
+        index_t const row = p.rows.slot_to_row[place(slot)];
+        if (row < 0) continue;
+        double term = oracle::at(rows, 0, row, c);
+        if (weighted) term = oracle::round_to(p.slot_weight.get(slot) * term, dtype::f32);
+        sum = oracle::round_to(sum + term, dtype::f32);
+      }
+      result.push_back(oracle::round_to(sum, type));
+    }
+  }
+  return result;
+}
+
+TEST(combine, sums_in_slot_order_with_one_rounding) {
+  test_plan const p = varied_plan(23, 7);
+  for (dtype const rows_type : float_types) {
+    for (dtype const y_type : float_types) {
+      for (bool const weighted : {false, true}) {
+        SCOPED_TRACE(std::string(name(rows_type)) + " to " + std::string(name(y_type)));
+        test_tensor rows(rows_type, {161, 520});
+        test::random_source const random(3);
+        // Sizes so different that another order of additions shows.
+        rows.fill([&](index_t r, index_t c, index_t) {
+          if (r >= p.live()) return nan;
+          return std::ldexp(random.uniform(r * 520 + c), static_cast<int>((r * 7 + c) % 25) - 12);
+        });
+        test_tensor const y(y_type, {23, 520});
+        quantized_view const q = quantized_view::plain(rows);
+        for_each_implementation(
+            combine_args{q, p.plan, weighted, y}, [&](combine_args const& args) {
+              combine(args, cpu_stream());
+              EXPECT_EQ(difference(y.numbers(), combined(p, q, weighted, y_type)), "");
+            });
+      }
+    }
+  }
+}
+
+TEST(combine, the_order_is_that_of_slots_not_of_rows) {
+  // (2^24 + 1) + 1 is 2^24 in f32, (1 + 1) + 2^24 is not; experts are numbered against the order.
+  test_plan const p = make_plan({.tokens = 2, .top_k = 3, .experts = 3, .ids = {2, 1, 0, 0, 1, 2}});
+  test_tensor rows(dtype::f32, {6, 1});
+  auto const set = [&](index_t slot, double value) {
+    rows.set(value, p.rows.slot_to_row[place(slot)], 0);
+  };
+  set(0, 0x1p24), set(1, 1.0), set(2, 1.0);
+  set(3, 1.0), set(4, 1.0), set(5, 0x1p24);
+  test_tensor const y(dtype::f32, {2, 1});
+  combine({quantized_view::plain(rows), p.plan, false, y}, cpu_stream());
+  EXPECT_EQ(y.get(0, 0), 0x1p24);
+  EXPECT_EQ(y.get(1, 0), 0x1p24 + 2.0);
+}
+
+TEST(combine, reads_quantised_rows_with_their_scales) {
+  test_plan const p = varied_plan();
+  for (dtype const type : {dtype::e4m3, dtype::e5m2, dtype::int8, dtype::int4, dtype::fp4}) {
+    for (granularity const& layout : {granularity::row(), granularity::group(16)}) {
+      test_tensor values(type, {69, 40}), scales(dtype::f32, {69, layout.grid_cols(40)});
+      values.fill_integers(4, -4, 4);
+      scales.fill_uniform(5, 0.1, 2.0);
+      for (index_t row = p.live(); row < 69; ++row) scales.set(nan, row, 0);
+      quantized_view const q = quantized_view::scaled(values, scales, layout);
+      test_tensor const y(dtype::bf16, {23, 40});
+      for_each_implementation(combine_args{q, p.plan, true, y}, [&](combine_args const& args) {
+        combine(args, cpu_stream());
+        EXPECT_EQ(difference(y.numbers(), combined(p, q, true, dtype::bf16)), "");
+      });
+    }
+  }
+}
+
+TEST(combine, tokens_without_rows_become_zero_and_nan_stays_in_its_token) {
+  test_plan const p =
+      make_plan({.tokens = 4, .top_k = 2, .experts = 2, .ids = {-1, 2, 1, 0, 0, 0, 1, -1}});
+  test_tensor rows(dtype::f32, {8, 3}, {1, 8});
+  rows.fill([&](index_t r, index_t, index_t) {
+    return r >= p.live() || r == p.rows.slot_to_row[6] ? nan : 1.0;
+  });
+  test_tensor const y(dtype::f16, {4, 3}, {16, 5});
+  combine({quantized_view::plain(rows), p.plan, false, y}, cpu_stream());
+  EXPECT_EQ(difference(y.numbers(), {0, 0, 0, 2, 2, 2, 2, 2, 2, nan, nan, nan}), "");
+}
+
+TEST(combine, is_the_gradient_of_gather_on_integers) {
+  test_plan const p = varied_plan();
+  test_tensor x(dtype::f32, {23, 6}), d(dtype::f32, {69, 6});
+  x.fill_integers(1, -9, 9);
+  d.fill_integers(2, -9, 9);
+  test_tensor const rows(dtype::f32, {69, 6}), y(dtype::f32, {23, 6});
+  gather({x, {}, p.plan, false, rows, {}}, cpu_stream());
+  combine({quantized_view::plain(d), p.plan, false, y}, cpu_stream());
+  double left = 0.0, right = 0.0;
+  for (index_t r = 0; r < p.live(); ++r) {
+    for (index_t c = 0; c < 6; ++c) left += rows.get(r, c) * d.get(r, c);
+  }
+  for (index_t t = 0; t < 23; ++t) {
+    for (index_t c = 0; c < 6; ++c) right += x.get(t, c) * y.get(t, c);
+  }
+  EXPECT_EQ(left, right);
+}
+
+TEST(movement, plans_without_rows_or_tokens) {
+  for (index_t const tokens : {0, 3}) {
+    test_plan const p = make_plan({.tokens = tokens,
+                                   .top_k = 2,
+                                   .experts = 2,
+                                   .ids = std::vector<index_t>(place(tokens * 2), -1)});
+    test_tensor const x(dtype::f32, {tokens, 5}), rows(dtype::f32, {tokens * 2, 5});
+    test_tensor const y(dtype::f32, {tokens, 5}), d(dtype::f32, {tokens, 2});
+    auto const before = rows.bytes();
+    gather({x, {}, p.plan, false, rows, {}}, cpu_stream());
+    EXPECT_EQ(rows.bytes(), before);
+    combine({quantized_view::plain(rows), p.plan, true, y}, cpu_stream());
+    slot_weight_gradient({rows, rows, {}, {}, p.plan, d}, cpu_stream());
+    for (double const value : y.numbers()) EXPECT_EQ(value, 0.0);
+    for (double const value : d.numbers()) EXPECT_EQ(value, 0.0);
+  }
+}
+
+// ---- slot_weight_gradient -----------------------------------------------------------------------
+
+TEST(slot_weight_gradient, is_a_row_dot_exact_on_integers) {
+  test_plan const p = varied_plan();
+  for (dtype const type : float_types) {
+    for (index_t const n : {1, 15, 16, 17, 513, 1100}) {
+      for (bool const with_bias : {false, true}) {
+        test_tensor left(type, {69, n}), right(type, {69, n}, {n + 3, 1});
+        left.fill_integers(1, -9, 9);
+        right.fill_integers(2, -9, 9);
+        test_tensor bias, bias_rows;
+        if (with_bias) {
+          bias = test_tensor(dtype::f32, {5, 21});
+          bias_rows = test_tensor(type, {69, 21});
+          bias.fill_integers(3, -9, 9);
+          bias_rows.fill_integers(4, -9, 9);
+        }
+        for (index_t r = p.live(); r < 69; ++r) left.set(nan, r, 0);
+        test_tensor const d(dtype::f32, {23, 3}, {7, 2});
+        for_each_implementation(
+            slot_weight_gradient_args{left, right, bias_rows, bias, p.plan, d},
+            [&](slot_weight_gradient_args const& args) {
+              slot_weight_gradient(args, cpu_stream());
+              for (index_t slot = 0; slot < 69; ++slot) {
+                index_t const row = p.rows.slot_to_row[place(slot)];
+                double expected = 0.0;
+                for (index_t c = 0; row >= 0 && c < n; ++c) {
+                  expected += left.get(row, c) * right.get(row, c);
+                }
+                for (index_t c = 0; row >= 0 && with_bias && c < 21; ++c) {
+                  expected += bias_rows.get(row, c) * bias.get(p.expert_of(row), c);
+                }
+                ASSERT_EQ(d.get(slot / 3, slot % 3), expected) << "slot " << slot << " n " << n;
+              }
+            });
+      }
+    }
+  }
+}
+
+TEST(slot_weight_gradient, random_numbers_within_the_bound_of_a_dot_product) {
+  test_plan const p = varied_plan();
+  index_t const n = 700;
+  test_tensor left(dtype::f32, {69, n}), right(dtype::f32, {69, n});
+  left.fill_uniform(1);
+  right.fill_uniform(2);
+  test_tensor const d(dtype::f32, {23, 3});
+  slot_weight_gradient({left, right, {}, {}, p.plan, d}, cpu_stream());
+  for (index_t slot = 0; slot < 69; ++slot) {
+    index_t const row = p.rows.slot_to_row[place(slot)];
+    double expected = 0.0, size = 0.0;
+    for (index_t c = 0; row >= 0 && c < n; ++c) {
+      expected += left.get(row, c) * right.get(row, c);
+      size += std::fabs(left.get(row, c) * right.get(row, c));
+    }
+    // n products and n additions, each within 2^-24 of the terms that it has seen.
+    EXPECT_NEAR(d.get(slot / 3, slot % 3), expected, size * static_cast<double>(n + 1) * 0x1p-24);
+  }
+}
+
+}  // namespace
+}  // namespace moe64
