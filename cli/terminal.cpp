@@ -66,7 +66,8 @@ std::string table(std::vector<std::vector<std::string>> const& rows) {
   for (std::size_t r = 0; r < rows.size(); ++r) {
     std::string line;
     for (std::size_t i = 0; i < rows[r].size(); ++i) {
-      bool const right = is_number(rows.size() > 1 ? rows[std::max<std::size_t>(r, 1)][i] : "");
+      bool const right =
+          i > 0 && is_number(rows.size() > 1 ? rows[std::max<std::size_t>(r, 1)][i] : "");
       line += right ? fmt::format("{:>{}}  ", rows[r][i], widths[i])
                     : fmt::format("{:<{}}  ", rows[r][i], widths[i]);
     }

@@ -17,7 +17,8 @@ namespace moe64::cli {
 /// "1.2e-03", "0", "inf"
 [[nodiscard]] std::string human_error(double error);
 
-/// Rows of cells as aligned columns; the first row is the heading. Numbers are set to the right.
+/// Rows of cells as aligned columns; the first row is the heading. Numbers are set to the right,
+/// but for those of the first column.
 [[nodiscard]] std::string table(std::vector<std::vector<std::string>> const& rows);
 
 /// `text` in lines of at most `width` characters, each behind `indent`.

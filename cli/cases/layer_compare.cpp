@@ -12,6 +12,18 @@ std::vector<double> half(std::vector<double> const& matrix, int part, int parts)
   return {matrix.begin() + part * size, matrix.begin() + (part + 1) * size};
 }
 
+double norm(std::vector<double> const& values) {
+  double sum = 0.0;
+  for (double const value : values) sum += value * value;
+  return std::sqrt(sum);
+}
+
+double norm_of_row(tensor_view const& matrix, index_t row) {
+  std::vector<double> values;
+  for (index_t c = 0; c < matrix.extent[1]; ++c) values.push_back(oracle::at(matrix, row, c));
+  return norm(values);
+}
+
 /// 2-norms that one row of each gradient of a projection is made to have.
 struct typical_gradients {
   double weights, bias, lora_a, lora_b;
@@ -81,8 +93,15 @@ std::vector<expectation> layer_scenario::expected_token(oracle::layer_call const
   if (!s_.p.backward) return wanted;
   auto gradient = oracle::backward_token(layer_, call, routed_.rows, backward_.dy, token);
   double const per_slot = on_input ? magnitude_.gradient : magnitude_.value;
+  double d_weights = width * per_slot * slots;
+  if (!on_input && live > 0) {
+    // A dot product of dy and a row is as exact as the row is large, and this token may have large
+    // ones.
+    double const row = norm(wanted[0].values) / std::sqrt(weights);
+    d_weights = std::max(d_weights, row * norm_of_row(backward_.dy, token) / width * slots);
+  }
   wanted.push_back({std::move(gradient.x), width * magnitude_.gradient * std::sqrt(weights)});
-  wanted.push_back({std::move(gradient.weights), width * per_slot * slots});
+  wanted.push_back({std::move(gradient.weights), d_weights});
   return wanted;
 }
 

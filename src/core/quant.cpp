@@ -210,9 +210,15 @@ weight_stack weight_stack::gate_up(quantized_view gate, quantized_view up) {
     fail(errc::dtype_mismatch, "[weight_stack] gate is {} with {} scales, up is {} with {} scales",
          name(gate.type()), name(gate.scales().type), name(up.type()), name(up.scales().type));
   }
-  if (!(gate.layout() == up.layout()) || gate.global().applied != up.global().applied) {
+  if (!(gate.layout() == up.layout())) {
     fail(errc::invalid_argument, "[weight_stack] gate has scale {}, up has scale {}",
          to_string(gate.layout()), to_string(up.layout()));
+  }
+  if (gate.global().applied != up.global().applied) {
+    fail(errc::invalid_argument,
+         "[weight_stack] the global scale of one of gate and up multiplies, that of the other "
+         "divides (gate {}, up {})",
+         fmt::underlying(gate.global().applied), fmt::underlying(up.global().applied));
   }
   if (!(gate.values().device == up.values().device)) {
     fail(errc::device_mismatch, "[weight_stack] gate is on {}, up on {}",

@@ -204,7 +204,8 @@ void compute_gradient(grouped_gemm_wgrad_args const& args, std::size_t part, til
     }
     for (index_t n = 0; n < at.outs; ++n) {
       auto* const run = reinterpret_cast<float*>(sums.values[n]);
-      for (index_t k = 0; k < depth; ++k) run[k] *= args.scaling;
+      // Without rows the sum is +0, whatever the sign of the factor.
+      for (index_t k = 0; at.rows > 0 && k < depth; ++k) run[k] *= args.scaling;
       store_row(row_of(d_weights, at.expert, at.out_begin + n), begin, depth, run);
     }
   }
