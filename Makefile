@@ -3,7 +3,7 @@
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
-BENCH_SUITE ?= bench/cpu.txt
+BENCH_SUITE ?= bench/problems/models.txt
 TOOL := build/release/bin/moe64
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.hpp' '*.cpp' '*.h' '*.c' '*.cu' '*.cuh')
 
@@ -13,7 +13,7 @@ preset = cmake --preset $(1) && cmake --build --preset $(1) --parallel $(JOBS)
 suite = ctest --test-dir build/release --output-on-failure --no-tests=error --parallel $(JOBS) -L '^$(1)$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build dev demo test test-asan tsan gradient property huge slow mutation bench tidy fmt fmt-check \
+.PHONY: help setup build build-all dev demo test test-asan tsan gradient property huge slow mutation bench tidy fmt fmt-check \
         fuzz check-tree install clean
 
 help: ## list these targets
@@ -23,6 +23,9 @@ setup: ## install the Debian packages that are missing (does nothing when all ar
 	@scripts/setup.sh build
 
 build: setup ## build the library and the tool: build/release/bin/moe64
+	$(call preset,release) --target moe64 moe64_cli
+
+build-all: setup
 	$(call preset,release)
 
 dev: setup ## build with assertions and internal checks: build/dev
@@ -31,7 +34,7 @@ dev: setup ## build with assertions and internal checks: build/dev
 demo: build ## run a synthetic FP8 layer, forward and backward, against the oracle
 	$(TOOL) demo
 
-test: check-tree build ## all suites but slow, the unit suite under the sanitizers, and the tree check
+test: check-tree build-all ## all suites but slow, the unit suite under the sanitizers, and the tree check
 	$(call preset,asan)
 	ctest --preset release --parallel $(JOBS)
 	ctest --preset asan --parallel $(JOBS)
@@ -44,16 +47,16 @@ tsan: setup ## the unit and property suites under the thread sanitizer
 	$(call preset,tsan)
 	ctest --preset tsan --parallel $(JOBS)
 
-gradient: build ## the gradient suite
+gradient: build-all ## the gradient suite
 	$(call suite,gradient)
 
-property: build ## the property suite: same bits whatever is permuted, split or widened
+property: build-all ## the property suite: same bits whatever is permuted, split or widened
 	$(call suite,property)
 
-huge: build ## the suite past 2^31 and 2^32 elements
+huge: build-all ## the suite past 2^31 and 2^32 elements
 	$(call suite,huge)
 
-slow: build ## the exhaustive suite (many minutes)
+slow: build-all ## the exhaustive suite (many minutes)
 	$(call suite,slow)
 
 mutation: build ## plant known bugs one by one; the suite must catch each
