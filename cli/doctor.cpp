@@ -77,8 +77,12 @@ std::vector<choice> choices() {
           continue;
         }
         made.chosen = candidate.name;
-        made.reason +=
-            made.reason.empty() ? "the best there is takes it" : "the next best takes it";
+        if (made.reason.empty()) {
+          auto const count = report.implementations.size();
+          made.reason = count == 1 ? "the only one" : fmt::format("the best of {}", count);
+        } else {
+          made.reason += "next best";
+        }
         break;
       }
       all.push_back(std::move(made));

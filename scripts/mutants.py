@@ -139,8 +139,7 @@ SCALES = [
            "  if (!scales.present() || layout.kind == scale_kind::none) {", "  if (layout.kind == scale_kind::none) {",
            "unit", "quantized_view.*"),
     Mutant("scale_shape_not_checked", "src/core/quant.cpp",
-           "    matches = scales.extent[d] == expected[d] && scales.stride[d] >= 0;",
-           "    matches = scales.stride[d] >= 0;",
+           "    matches = scales.extent[d] == expected[d];", "    matches = scales.extent[d] > 0;",
            "unit", "quantized_view.*"),
     Mutant("weights_not_rounded_to_x", GEMM,
            "    if (!matrix.is_plain()) round_row(p.weights_as, count, out);\n", "",
@@ -149,8 +148,8 @@ SCALES = [
            "next(x_block), next(weight_block)});", "next(x_block)});",
            "unit", "grouped_gemm_codes.*"),
     Mutant("sums_of_codes_not_promoted", GEMM,
-           "constexpr index_t promotion = 128;", "constexpr index_t promotion = index_t{1} << 40;",
-           "unit", "*grouped_gemm_codes*"),
+           "constexpr index_t promotion = 128;", "constexpr index_t promotion = depth_tile;",
+           "unit", "grouped_gemm_codes.*:regression.*"),
 ]
 
 # ---- routing ------------------------------------------------------------------------------------
@@ -241,7 +240,7 @@ LAYER = [
            "unit", "*grouped_gemm*"),
     Mutant("low_rank_dropped_in_transpose", GEMM,
            "  if (args.low_rank.u.present()) {", "  if (args.low_rank.u.present() && !args.transpose) {",
-           "gradient", "adjoint.*"),
+           "gradient", "*gemm_gradient*"),
     Mutant("lora_b_gradient_not_scaled", "src/layer/projection.cpp",
            "                        .x = u,\n                        .expert_begin = args.expert_begin,\n"
            "                        .scaling = p.lora.scaling,\n",
@@ -276,22 +275,22 @@ LAYER = [
 
 DOOR = [
     Mutant("device_not_checked", CHECK, "  if (!(tensor.device == device_)) {", "  if (false) {",
-           "unit", "*"),
+           "unit", "regression.*"),
     Mutant("overlap_not_checked", CHECK,
            "  if (!output.present() || !input.present() || !overlaps(output, input)) return;", "  return;",
-           "unit", "*"),
+           "unit", "*wrong_operands*:layer_refusal.*"),
     Mutant("self_overlap_not_checked", CHECK, "  if (overlaps_itself(tensor)) {", "  if (false) {",
-           "unit", "*"),
+           "unit", "regression.*"),
     Mutant("self_overlap_off_by_one", "src/ops/overlap.cpp",
            "    if (tensor.stride[d] <= reach) return true;", "    if (tensor.stride[d] < reach) return true;",
-           "unit", "*"),
+           "unit", "overlap.*"),
     Mutant("extents_not_checked", CHECK,
            "    matches = matches && (extent == any_extent || tensor.extent[d] == extent);",
            "    matches = matches && (extent == any_extent || tensor.extent[d] >= extent);",
-           "unit", "*"),
+           "unit", "*wrong_operands*:layer_refusal.*"),
     Mutant("null_data_not_checked", CHECK,
            "  if (needed > 0 && tensor.data == nullptr) {", "  if (false) {",
-           "unit", "*"),
+           "unit", "regression.*"),
 ]
 
 MUTANTS = SIZES + FORMATS + SCALES + ROUTING + LAYER + DOOR

@@ -54,10 +54,7 @@ double roundings_of_sum(index_t terms) { return static_cast<double>(terms) / 2.0
 double allowed_error(dtype io, rounding_path const& path, dtype codes) {
   double const stored = rms_of_rounding * unit_roundoff(io);
   double const added = rms_of_rounding * unit_roundoff(dtype::f32);
-  double const coded = codes == dtype::int8 ? code_step(codes) / std::sqrt(12.0)
-                                            : rms_of_rounding * unit_roundoff(codes);
-  double variance =
-      path.stored * square(stored) + path.added * square(added) + path.coded * square(coded);
+  double variance = path.stored * square(stored) + path.added * square(added);
   if (path.recoded > 0.0) {
     // The oracle stores intermediates as the operations do. Its sums differ from theirs by f32
     // roundings, so some stored values differ by one step of the io type, and some of the codes
@@ -80,7 +77,6 @@ double layer_tolerance(problem const& p, compute_mode mode, layer_output output,
   // on about as it is.
   double const gain = p.act.kind == activation::relu2 ? 4.0 : 1.0;
   double const pre_activation = gain * ((gated ? 2.0 : 1.0) + weights + on_input + lora);
-  double const codes_of_x = mode == compute_mode::w8a8 ? gain * 2.0 : 0.0;
 
   rounding_path path;
   path.added =
@@ -101,17 +97,14 @@ double layer_tolerance(problem const& p, compute_mode mode, layer_output output,
       // readings of weights
       path.stored = pre_activation + 4.0 + 2.0 * weights + 2.0 * lora + on_input;
       path.added += sums_of_gradients;
-      path.coded = codes_of_x;
       break;
     case layer_output::d_weights:
       path.stored = pre_activation + 4.0 + 2.0 * weights + 2.0 * lora + on_input;
       path.added += sums_of_gradients + roundings_of_sum(p.hidden);
-      path.coded = codes_of_x;
       break;
     case layer_output::parameter:
       path.stored = pre_activation + 4.0 + weights + 2.0 * lora;
       path.added += sums_of_gradients + roundings_of_sum(rows);
-      path.coded = codes_of_x;
       break;
   }
   // Errors are in proportion to the intermediates of a token, and the bound is for one of typical

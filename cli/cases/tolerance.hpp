@@ -12,7 +12,6 @@ struct rounding_path {
   double added = 0.0;   ///< roundings of f32 sums and functions
   double recoded =
       0.0;  ///< w8a8: numbers that were rounded differently are quantised; the step between codes
-  double coded = 0.0;  ///< numbers that are quantised here and are not in the oracle
 };
 
 /// Largest allowed error of a row, as output_error measures it. `codes` is the type that w8a8

@@ -52,13 +52,19 @@ void check_scales(tensor_view const& values, tensor_view const& scales, granular
                               layout.grid_cols(values.extent[2])};
   bool matches = scales.rank == 3;
   for (int d = 0; matches && d < 3; ++d) {
-    matches = scales.extent[d] == expected[d] && scales.stride[d] >= 0;
+    matches = scales.extent[d] == expected[d];
   }
   if (!matches) {
     fail(errc::shape_mismatch,
          "[quantized_view] scales {} do not match values {}: scale {} needs [{}, {}, {}]",
          to_string(scales), to_string(values), to_string(layout), expected[0], expected[1],
          expected[2]);
+  }
+  for (int d = 0; d < 3; ++d) {
+    if (scales.stride[d] < 0) {
+      fail(errc::invalid_argument, "[quantized_view] scales {} have a negative stride",
+           to_string(scales));
+    }
   }
   if (!(scales.device == values.device)) {
     fail(errc::device_mismatch, "[quantized_view] scales are on {}, values on {}",

@@ -14,7 +14,8 @@ constexpr float gelu_tanh_slope = 0.79788456080286536F;  // sqrt(2 / pi)
 constexpr float gelu_tanh_cubic = 0.044715F;
 
 float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
-float normal_cdf(float x) { return 0.5F * (1.0F + std::erf(x * inverse_sqrt_2)); }
+// erfc, not 1 + erf: far left of zero the sum would keep no digits.
+float normal_cdf(float x) { return 0.5F * std::erfc(-x * inverse_sqrt_2); }
 
 /// A function of one number and its derivative.
 struct point {
@@ -30,12 +31,12 @@ point gelu(float x) {
   return {x * cdf, cdf + x * inverse_sqrt_2pi * std::exp(-0.5F * x * x)};
 }
 point gelu_tanh(float x) {
-  float const t = std::tanh(gelu_tanh_slope * (x + gelu_tanh_cubic * x * x * x));
+  // (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its digits far left of zero.
+  float const s = sigmoid(2.0F * gelu_tanh_slope * (x + gelu_tanh_cubic * x * x * x));
   float const inner = gelu_tanh_slope * (1.0F + 3.0F * gelu_tanh_cubic * x * x);
   // Far out `inner` overflows; there the curve is a line and bends no more.
-  float const bend = 1.0F - t * t;
-  float const turn = bend == 0.0F ? 0.0F : 0.5F * x * bend * inner;
-  return {0.5F * x * (1.0F + t), 0.5F * (1.0F + t) + turn};
+  float const bend = s * (1.0F - s);
+  return {x * s, s + (bend == 0.0F ? 0.0F : 2.0F * x * bend * inner)};
 }
 /// x * sigmoid(alpha * x)
 point swish(float x, float alpha) {

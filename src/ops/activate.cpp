@@ -31,6 +31,7 @@ void activate(activate_args const& args, stream where) {
   check.no_self_overlap("out", args.out);
   check.no_overlap("out", args.out, "gate", args.gate);
   check.no_overlap("out", args.out, "up", args.up);
+  check.no_overlap("out", args.out, "live_rows", args.live_rows);
   dispatch(args, where);
 }
 
@@ -56,6 +57,8 @@ void activate_backward(activate_backward_args const& args, stream where) {
     check.no_overlap(label, *output, "gate", args.gate);
     check.no_overlap(label, *output, "up", args.up);
     check.no_overlap(label, *output, "d_out", args.d_out);
+    check.no_overlap(label, *output, "live_rows", args.live_rows);
+    if (args.weighted_by != nullptr) check.no_overlap(label, *output, *args.weighted_by);
   }
   check.no_overlap("d_gate", args.d_gate, "d_up", args.d_up);
   dispatch(args, where);

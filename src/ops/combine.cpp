@@ -41,6 +41,7 @@ void slot_weight_gradient(slot_weight_gradient_args const& args, stream where) {
   check.no_overlap("d_weights", args.d_weights, "left", args.left);
   check.no_overlap("d_weights", args.d_weights, "right", args.right);
   check.no_overlap("d_weights", args.d_weights, "bias_rows", args.bias_rows);
+  check.no_overlap("d_weights", args.d_weights, "bias", args.bias);
   check.no_overlap("d_weights", args.d_weights, args.plan);
   dispatch(args, where);
 }

@@ -56,6 +56,16 @@ void check_low_rank(checker const& check, grouped_gemm_args const& args, index_t
   }
 }
 
+void check_output_and_stack(checker const& check, tensor_view const& y, std::string_view label,
+                            weight_stack const& stack) {
+  for (int part = 0; part < stack.parts(); ++part) {
+    quantized_view const& matrix = stack.part(part);
+    check.no_overlap("y", y, label, matrix.values());
+    check.no_overlap("y", y, label, matrix.scales());
+    check.no_overlap("y", y, label, matrix.global().values);
+  }
+}
+
 }  // namespace
 
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
@@ -86,9 +96,9 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   check.no_overlap("y", args.y, "x scales", args.x.scales());
   check.no_overlap("y", args.y, "low_rank.u", args.low_rank.u);
   check.no_overlap("y", args.y, "expert_begin", args.expert_begin);
-  for (int part = 0; part < args.weights.parts(); ++part) {
-    check.no_overlap("y", args.y, "weights", args.weights.part(part).values());
-  }
+  check_output_and_stack(check, args.y, "weights", args.weights);
+  check_output_and_stack(check, args.y, "low_rank.weights", args.low_rank.weights);
+  for (tensor_view const& bias : args.bias) check.no_overlap("y", args.y, "bias", bias);
   dispatch(args, where);
 }
 
@@ -124,6 +134,11 @@ void grouped_gemm_wgrad(grouped_gemm_wgrad_args const& args, stream where) {
   }
   check.no_overlap("d_weights[0]", args.d_weights[0], "d_weights[1]", args.d_weights[1]);
   check.no_overlap("d_bias[0]", args.d_bias[0], "d_bias[1]", args.d_bias[1]);
+  for (tensor_view const& weights : args.d_weights) {
+    for (tensor_view const& bias : args.d_bias) {
+      check.no_overlap("d_weights", weights, "d_bias", bias);
+    }
+  }
   dispatch(args, where);
 }
 

@@ -24,7 +24,13 @@ void quantize(quantize_args const& args, stream where) {
   check.no_overlap("values", args.values, "x", args.x);
   check.no_overlap("scales", args.scales, "x", args.x);
   check.no_overlap("values", args.values, "scales", args.scales);
+  for (auto const& [label, operand] : {std::pair{"x", args.x}, std::pair{"values", args.values},
+                                       std::pair{"scales", args.scales}}) {
+    check.no_overlap("global", args.global.values, label, operand);
+  }
   check.live_rows(args.live_rows);
+  check.no_overlap("values", args.values, "live_rows", args.live_rows);
+  check.no_overlap("scales", args.scales, "live_rows", args.live_rows);
   bool const per_row = args.layout.kind == scale_kind::row || args.layout.kind == scale_kind::group;
   check.require(
       !args.live_rows.present() || (args.x.rank == 2 && per_row),
@@ -44,6 +50,7 @@ void dequantize(dequantize_args const& args, stream where) {
   check.no_self_overlap("out", args.out);
   check.no_overlap("out", args.out, "values", args.q.values());
   check.no_overlap("out", args.out, "scales", args.q.scales());
+  check.no_overlap("out", args.out, "global scale", args.q.global().values);
   dispatch(args, where);
 }
 

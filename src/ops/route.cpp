@@ -46,6 +46,8 @@ void route(route_args const& args, stream where) {
   check.no_overlap("expert_ids", args.expert_ids, "logits", args.logits);
   check.no_overlap("weights", args.weights, "logits", args.logits);
   check.no_overlap("weights", args.weights, "expert_ids", args.expert_ids);
+  check.no_overlap("expert_ids", args.expert_ids, "selection_bias", args.selection_bias);
+  check.no_overlap("weights", args.weights, "selection_bias", args.selection_bias);
   dispatch(args, where);
 }
 

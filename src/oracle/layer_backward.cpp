@@ -60,13 +60,6 @@ slot_gradient pass_back(layer_desc const& layer, slot_pass const& pass, tensor_v
   return d;
 }
 
-/// Backward reads activations that were never quantised.
-layer_call unquantized(layer_call const& call) {
-  layer_call result = call;
-  result.mode = compute_mode::w8a16;
-  return result;
-}
-
 projection_gradient zeros(projection const& p) {
   index_t const out = p.weights.rows();
   index_t const in = p.weights.cols();
@@ -112,7 +105,7 @@ token_gradient backward_token(layer_desc const& layer, layer_call const& call, p
   for (index_t k = 0; k < top_k; ++k) {
     index_t const slot = token * top_k + k;
     if (rows.slot_to_row[place(slot)] < 0) continue;
-    slot_pass const pass = pass_slot(layer, unquantized(call), rows, slot);
+    slot_pass const pass = pass_slot(layer, call, rows, slot, pass_use::backward);
     slot_gradient const d = pass_back(layer, pass, dy);
     bool const on_input = layer.weight_on == weight_placement::input;
     for (index_t i = 0; i < layer.hidden(); ++i) {
@@ -130,7 +123,8 @@ expert_gradient backward_expert(layer_desc const& layer, layer_call const& call,
   expert_gradient result{zeros(layer.gate_up), zeros(layer.down)};
   index_t const end = rows.expert_begin[place(expert + 1)];
   for (index_t row = rows.expert_begin[place(expert)]; row < end; ++row) {
-    slot_pass const pass = pass_slot(layer, unquantized(call), rows, rows.row_to_slot[place(row)]);
+    slot_pass const pass =
+        pass_slot(layer, call, rows, rows.row_to_slot[place(row)], pass_use::backward);
     slot_gradient const d = pass_back(layer, pass, dy);
     accumulate(result.gate_up, layer.gate_up, pass.x, pass.gate_up.low_rank, d.gate_up_out,
                d.gate_up.low_rank);

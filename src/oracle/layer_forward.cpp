@@ -29,7 +29,6 @@ class storage {
  public:
   explicit storage(layer_call const& call)
       : rounds_(call.mode == compute_mode::w8a8), type_(call.x.type) {}
-  [[nodiscard]] bool quantizes() const { return rounds_; }
   void keep(std::vector<double>& values) const {
     if (!rounds_) return;
     for (double& value : values) value = round_to(round_to(value, dtype::f32), type_);
@@ -41,7 +40,7 @@ class storage {
 };
 
 projected project(projection const& p, index_t expert, std::vector<double> const& input,
-                  storage const& memory) {
+                  storage const& memory, bool quantizes) {
   projected result;
   if (p.lora.present()) {
     for (index_t r = 0; r < p.lora.a.rows(); ++r) {
@@ -49,8 +48,7 @@ projected project(projection const& p, index_t expert, std::vector<double> const
     }
     memory.keep(result.low_rank);
   }
-  std::vector<double> const seen =
-      memory.quantizes() ? quantized_activation(input, p.weights) : input;
+  std::vector<double> const seen = quantizes ? quantized_activation(input, p.weights) : input;
   for (index_t row = 0; row < p.weights.rows(); ++row) {
     double sum = dot_row(p.weights, expert, row, seen) + bias_at(p, expert, row);
     if (p.lora.present()) {
@@ -69,11 +67,12 @@ index_t slots_per_token(layer_call const& call, planned const& rows) {
 }
 
 slot_pass pass_slot(layer_desc const& layer, layer_call const& call, planned const& rows,
-                    index_t slot) {
+                    index_t slot, pass_use use) {
   index_t const top_k = slots_per_token(call, rows);
   index_t const row = rows.slot_to_row[place(slot)];
   auto const after = std::upper_bound(rows.expert_begin.begin(), rows.expert_begin.end(), row);
   storage const memory(call);
+  bool const quantizes = call.mode == compute_mode::w8a8;
 
   slot_pass pass;
   pass.token = slot / top_k;
@@ -83,7 +82,7 @@ slot_pass pass_slot(layer_desc const& layer, layer_call const& call, planned con
   for (index_t i = 0; i < layer.hidden(); ++i) pass.x.push_back(at(call.x, pass.token, i) * factor);
   memory.keep(pass.x);
 
-  pass.gate_up = project(layer.gate_up, pass.expert, pass.x, memory);
+  pass.gate_up = project(layer.gate_up, pass.expert, pass.x, memory, quantizes);
   memory.keep(pass.gate_up.out);
   std::vector<double> const& h = pass.gate_up.out;
   index_t const inter = layer.inter();
@@ -93,7 +92,8 @@ slot_pass pass_slot(layer_desc const& layer, layer_call const& call, planned con
     pass.inner.push_back(activate(layer.activation, h[place(i)], up));
   }
   memory.keep(pass.inner);
-  pass.down = project(layer.down, pass.expert, pass.inner, memory);
+  pass.down =
+      project(layer.down, pass.expert, pass.inner, memory, quantizes && use == pass_use::forward);
   return pass;
 }
 
@@ -103,7 +103,7 @@ std::vector<double> forward_token(layer_desc const& layer, layer_call const& cal
   index_t const top_k = slots_per_token(call, rows);
   for (index_t slot = token * top_k; slot < (token + 1) * top_k; ++slot) {
     if (rows.slot_to_row[place(slot)] < 0) continue;
-    slot_pass const pass = pass_slot(layer, call, rows, slot);
+    slot_pass const pass = pass_slot(layer, call, rows, slot, pass_use::forward);
     double const factor = layer.weight_on == weight_placement::output ? pass.weight : 1.0;
     for (std::size_t i = 0; i < y.size(); ++i) y[i] += factor * pass.down.out[i];
   }

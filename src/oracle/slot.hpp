@@ -21,16 +21,19 @@ struct slot_pass {
   index_t token = 0;
   index_t expert = 0;  // within the stacks
   double weight = 1.0;
-  std::vector<double>
-      x;  // [hidden] as gate_up sees it: times the weight if that is applied to the input
+  std::vector<double> x;      // [hidden] as gate_up sees it: weighted if that is done to the input
   projected gate_up;          // [parts * inter]
   std::vector<double> inner;  // [inter] the activation of gate_up
   projected down;             // [hidden], not yet weighted
 };
 
+/// What a pass is for. Backward starts from the gate_up output that forward saved, whatever mode it
+/// ran in, but reads everything after it unquantised.
+enum class pass_use { forward, backward };
+
 /// The slot must have a row.
 [[nodiscard]] slot_pass pass_slot(layer_desc const& layer, layer_call const& call,
-                                  planned const& rows, index_t slot);
+                                  planned const& rows, index_t slot, pass_use use);
 
 /// top_k of the call that was planned.
 [[nodiscard]] index_t slots_per_token(layer_call const& call, planned const& rows);

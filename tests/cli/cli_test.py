@@ -19,8 +19,9 @@ VERBS = "verify bench doctor demo".split()
 OK, FAILED, USAGE, UNSUPPORTED, OUT_OF_MEMORY = range(5)
 
 
-def run(*arguments, stdin=None):
-    return subprocess.run([TOOL, *arguments], input=stdin, capture_output=True, text=True, timeout=240)
+def run(*arguments, stdin=None, **environment):
+    return subprocess.run([TOOL, *arguments], input=stdin, capture_output=True, text=True, timeout=240,
+                          env=os.environ | environment)
 
 
 class Tool(unittest.TestCase):
@@ -174,6 +175,20 @@ class Texts(Tool):
         manual = (ROOT / "docs" / "cli.md").read_text()
         for code in range(6):
             self.assertIn(f"| {code} |", manual)
+
+    def test_verbose_lines_are_problems(self):
+        done = run("verify", SMALL + " backward=1 lora=2 bias=1", MOE64_VERBOSE="1")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        lines = [line.split(",") for line in done.stderr.splitlines() if line.startswith("moe64,exec,")]
+        self.assertEqual({line[2] for line in lines},
+                         {"plan", "gather", "grouped_gemm", "activate", "combine", "slot_weight_gradient",
+                          "grouped_gemm_wgrad", "activate_backward"})
+        for _, _, operation, device, implementation, problem, time in lines:
+            self.assertEqual((device, implementation), ("cpu", "reference"))
+            self.assertRegex(time, r"^[0-9.]+ms$")
+        found = self.objects(OK, "verify", "-f", "-", stdin="\n".join(sorted({line[5] for line in lines})))
+        self.assertTrue(all(one["ok"] for one in found))
+        self.assertNotIn("moe64,", run("verify", SMALL).stderr)
 
     def test_doctor_names_every_operation(self):
         text = self.expect(OK, "doctor").stdout

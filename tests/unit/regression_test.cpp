@@ -2,6 +2,7 @@
 #include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"
 #include "support/buffer.hpp"
+#include "support/error_matcher.hpp"
 #include "support/implementations.hpp"
 #include "support/routing.hpp"
 
@@ -9,12 +10,15 @@
 
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
 
 namespace moe64::test {
 namespace {
 
-/// Codes are summed over at most 128 columns before they are scaled. Where the roundings are shows in
-/// the last bit only, and only for some scales: this takes the first of them.
+/// Codes are summed over at most 128 columns before they are scaled. Where the roundings are shows
+/// in the last bit only, and only for some scales: this takes the first of them.
 TEST(regression, sums_of_codes_not_promoted) {
   constexpr index_t depth = 256;
   constexpr float first = 1.0F;
@@ -45,6 +49,155 @@ TEST(regression, sums_of_codes_not_promoted) {
         grouped_gemm(args, cpu_stream());
         EXPECT_EQ(y.code(0, 0), std::bit_cast<std::uint32_t>(promoted()));
       });
+}
+
+test_tensor integers(dtype type, std::vector<index_t> const& extents) {
+  test_tensor result(type, extents);
+  result.fill_integers(1, -2, 2);
+  return result;
+}
+
+/// Small legal calls of the operations, each with the same operand `changed` before it is made.
+class small_calls {
+ public:
+  using change = std::function<void(tensor_view& operand)>;
+
+  /// call(name of the operand, what makes the call) for every output; `inputs`: for inputs as well.
+  void each(change const& changed, bool inputs,
+            std::function<void(std::string const&, std::function<void()> const&)> const& call) {
+    auto const with = [&](tensor_view operand) {
+      changed(operand);
+      return operand;
+    };
+    stream const cpu = cpu_stream();
+    routing_plan const& plan = routing_.plan;
+    call("dequantize out", [&] { dequantize({.q = plain(rows_), .out = with(y_)}, cpu); });
+    call("quantize values", [&] {
+      quantize({.x = x_, .layout = granularity::row(), .values = with(codes_), .scales = scales_},
+               cpu);
+    });
+    call("quantize scales", [&] {
+      quantize({.x = x_, .layout = granularity::row(), .values = codes_, .scales = with(scales_)},
+               cpu);
+    });
+    call("gather rows", [&] { gather({.x = x_, .plan = plan, .rows = with(rows_)}, cpu); });
+    call("combine y",
+         [&] { combine({.rows = plain(rows_), .plan = plan, .y = with(token_out_)}, cpu); });
+    call("activate out",
+         [&] { activate({.activation = {}, .gate = rows_, .up = rows_, .out = with(y_)}, cpu); });
+    call("activate_backward d_up", [&] {
+      activate_backward({.activation = {},
+                         .gate = rows_,
+                         .up = rows_,
+                         .d_out = rows_,
+                         .d_gate = y_,
+                         .d_up = with(more_)},
+                        cpu);
+    });
+    call("grouped_gemm y", [&] {
+      grouped_gemm({.x = plain(rows_),
+                    .weights = weight_stack::single(plain(weights_)),
+                    .expert_begin = plan.expert_begin,
+                    .y = with(y_)},
+                   cpu);
+    });
+    call("grouped_gemm_wgrad d_weights", [&] {
+      grouped_gemm_wgrad({.dy = rows_,
+                          .x = y_,
+                          .expert_begin = plan.expert_begin,
+                          .d_weights = {with(d_weights_), {}}},
+                         cpu);
+    });
+    call("slot_weight_gradient d_weights", [&] {
+      slot_weight_gradient(
+          {.left = rows_, .right = y_, .plan = plan, .d_weights = with(slot_gradient_)}, cpu);
+    });
+    call("route weights",
+         [&] { route({.logits = x_, .expert_ids = ids_, .weights = with(slot_gradient_)}, cpu); });
+    call("route_backward d_logits", [&] {
+      route_backward({.logits = x_,
+                      .expert_ids = routing_.ids,
+                      .d_weights = slot_gradient_,
+                      .d_logits = with(token_out_)},
+                     cpu);
+    });
+    if (!inputs) return;
+    call("gather x", [&] { gather({.x = with(x_), .plan = plan, .rows = rows_}, cpu); });
+    call("combine rows",
+         [&] { combine({.rows = plain(with(rows_)), .plan = plan, .y = token_out_}, cpu); });
+    call("grouped_gemm weights", [&] {
+      grouped_gemm({.x = plain(rows_),
+                    .weights = weight_stack::single(plain(with(weights_))),
+                    .expert_begin = plan.expert_begin,
+                    .y = y_},
+                   cpu);
+    });
+    call("slot_to_row of plan", [&] {
+      routing_plan changed_plan = plan;
+      changed(changed_plan.slot_to_row);
+      combine({.rows = plain(rows_), .plan = changed_plan, .y = token_out_}, cpu);
+    });
+  }
+
+ private:
+  static constexpr index_t tokens = 3, top_k = 2, slots = 6, experts = 4, width = 4;
+
+  static quantized_view plain(tensor_view const& values) { return quantized_view::plain(values); }
+
+  test_plan routing_ =
+      make_plan({.tokens = tokens, .top_k = top_k, .experts = experts, .ids = {0, 1, 2, -1, 3, 3}});
+  test_tensor x_ = integers(dtype::f32, {tokens, width});
+  test_tensor rows_ = integers(dtype::f32, {slots, width});
+  test_tensor y_ = integers(dtype::f32, {slots, width});
+  test_tensor more_ = integers(dtype::f32, {slots, width});
+  test_tensor weights_ = integers(dtype::f32, {experts, width, width});
+  test_tensor d_weights_ = integers(dtype::f32, {experts, width, width});
+  test_tensor token_out_ = integers(dtype::f32, {tokens, width});
+  test_tensor slot_gradient_ = integers(dtype::f32, {tokens, top_k});
+  test_tensor ids_ = integers(dtype::int64, {tokens, top_k});
+  test_tensor codes_ = test_tensor(dtype::e4m3, {tokens, width});
+  test_tensor scales_ = test_tensor(dtype::f32, {tokens, 1});
+};
+
+TEST(regression, small_calls_are_legal) {
+  small_calls().each([](tensor_view&) {}, true,
+                     [](std::string const& name, auto const& make) {
+                       SCOPED_TRACE(name);
+                       EXPECT_NO_THROW(make());
+                     });
+}
+
+/// Two rows of an output in the same place: who writes last would decide.
+TEST(regression, self_overlap_not_checked) {
+  small_calls().each([](tensor_view& operand) { operand.stride[0] = 0; }, false,
+                     [](std::string const& name, auto const& make) {
+                       SCOPED_TRACE(name);
+                       EXPECT_MOE64_ERROR(make(), errc::invalid_argument, "share memory");
+                     });
+}
+
+TEST(regression, null_data_not_checked) {
+  small_calls().each([](tensor_view& operand) { operand.data = nullptr; }, true,
+                     [](std::string const& name, auto const& make) {
+                       SCOPED_TRACE(name);
+                       EXPECT_MOE64_ERROR(make(), errc::invalid_argument, "data is null");
+                     });
+}
+
+TEST(regression, negative_strides_not_checked) {
+  small_calls().each([](tensor_view& operand) { operand.stride[0] = -1; }, false,
+                     [](std::string const& name, auto const& make) {
+                       SCOPED_TRACE(name);
+                       EXPECT_MOE64_ERROR(make(), errc::invalid_argument, "negative");
+                     });
+}
+
+TEST(regression, device_not_checked) {
+  small_calls().each([](tensor_view& operand) { operand.device = device::cuda(0); }, true,
+                     [](std::string const& name, auto const& make) {
+                       SCOPED_TRACE(name);
+                       EXPECT_MOE64_ERROR(make(), errc::device_mismatch, "cuda:0");
+                     });
 }
 
 }  // namespace
