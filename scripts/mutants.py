@@ -88,7 +88,7 @@ FORMATS = [
            "  std::uint32_t const rounded = magnitude + (1U << (drop - 1));",
            "unit", "*codec*"),
     Mutant("no_saturation", FLOAT8,
-           "  if (format.saturates && magnitude >= largest) return sign | format.top;",
+           "  if (Format.saturates && magnitude >= largest) return sign | Format.top;",
            "  static_cast<void>(largest);",
            "unit", "*codec*"),
     Mutant("bf16_cut_off", FLOAT8,

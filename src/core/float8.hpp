@@ -32,51 +32,51 @@ inline constexpr float_format e2m1_format{2, 1, 0x7, true,
 inline constexpr float_format f16_format{5, 10, 0x7bff, false, 0x7e00};
 
 /// The number of `code` in `format`; NaN and infinity only where the format has them.
-template <float_format format>
+template <float_format Format>
 [[nodiscard]] constexpr float decode_float(std::uint32_t code) noexcept {
-  constexpr int sign_shift = format.width() - 1;
+  constexpr int sign_shift = Format.width() - 1;
   std::uint32_t const magnitude = code & ((1U << sign_shift) - 1U);
   std::uint32_t const sign = (code >> sign_shift) << 31;
-  if (magnitude > format.top) {
-    constexpr std::uint32_t infinity = format.top + 1;
-    bool const is_infinity = format.exponent == 5 && magnitude == infinity;
+  if (magnitude > Format.top) {
+    constexpr std::uint32_t infinity = Format.top + 1;
+    bool const is_infinity = Format.exponent == 5 && magnitude == infinity;
     return std::bit_cast<float>(sign | (is_infinity ? 0x7f800000U : 0x7fc00000U));
   }
-  std::uint32_t const exponent = magnitude >> format.mantissa;
+  std::uint32_t const exponent = magnitude >> Format.mantissa;
   if (exponent != 0) {
-    std::uint32_t const rebias = 127U - static_cast<std::uint32_t>(format.bias());
-    return std::bit_cast<float>(sign | ((magnitude << (23 - format.mantissa)) + (rebias << 23)));
+    std::uint32_t const rebias = 127U - static_cast<std::uint32_t>(Format.bias());
+    return std::bit_cast<float>(sign | ((magnitude << (23 - Format.mantissa)) + (rebias << 23)));
   }
   // Subnormal: an integer count of the smallest step, which is a normal f32.
   constexpr auto step_exponent =
-      static_cast<std::uint32_t>(127 + 1 - format.bias() - format.mantissa);
-  float const step = std::bit_cast<float>(step_exponent << 23);
+      static_cast<std::uint32_t>(127 + 1 - Format.bias() - Format.mantissa);
+  auto const step = std::bit_cast<float>(step_exponent << 23);
   float const value = static_cast<float>(magnitude) * step;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | sign);
 }
 
 /// The code of the number of `format` that is nearest to `value`.
-template <float_format format>
+template <float_format Format>
 [[nodiscard]] constexpr std::uint32_t encode_float(float value) noexcept {
-  constexpr int drop = 23 - format.mantissa;
-  constexpr auto rebias = (127U - static_cast<std::uint32_t>(format.bias())) << 23;
+  constexpr int drop = 23 - Format.mantissa;
+  constexpr auto rebias = (127U - static_cast<std::uint32_t>(Format.bias())) << 23;
   constexpr std::uint32_t smallest_normal = rebias + (1U << 23);
-  constexpr std::uint32_t largest = (format.top << drop) + rebias;
-  std::uint32_t const bits = std::bit_cast<std::uint32_t>(value);
+  constexpr std::uint32_t largest = (Format.top << drop) + rebias;
+  auto const bits = std::bit_cast<std::uint32_t>(value);
   std::uint32_t const magnitude = bits & 0x7fffffffU;
-  std::uint32_t const sign = (bits >> 31) << (format.width() - 1);
-  if (magnitude > 0x7f800000U) return format.nan;
+  std::uint32_t const sign = (bits >> 31) << (Format.width() - 1);
+  if (magnitude > 0x7f800000U) return Format.nan;
   if (magnitude < smallest_normal) {
     // Adding this power of two makes the f32 addition itself round to the subnormal step.
-    constexpr auto exponent = static_cast<std::uint32_t>(127 + 1 - format.bias() + drop);
+    constexpr auto exponent = static_cast<std::uint32_t>(127 + 1 - Format.bias() + drop);
     constexpr std::uint32_t shifter = exponent << 23;
     float const shifted = std::bit_cast<float>(magnitude) + std::bit_cast<float>(shifter);
     return sign | (std::bit_cast<std::uint32_t>(shifted) - shifter);
   }
-  if (format.saturates && magnitude >= largest) return sign | format.top;
+  if (Format.saturates && magnitude >= largest) return sign | Format.top;
   std::uint32_t const rounded = magnitude + ((1U << (drop - 1)) - 1U) + ((magnitude >> drop) & 1U);
   std::uint32_t const code = (rounded - rebias) >> drop;
-  return sign | (code > format.top ? format.top + 1 : code);
+  return sign | (code > Format.top ? Format.top + 1 : code);
 }
 
 [[nodiscard]] constexpr float decode_bf16(std::uint16_t code) noexcept {
@@ -85,7 +85,7 @@ template <float_format format>
 
 /// NaN stays NaN (made quiet, sign and upper payload kept); overflow becomes infinity.
 [[nodiscard]] constexpr std::uint16_t encode_bf16(float value) noexcept {
-  std::uint32_t const bits = std::bit_cast<std::uint32_t>(value);
+  auto const bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffU) > 0x7f800000U) {
     return static_cast<std::uint16_t>((bits >> 16) | 0x40U);
   }
@@ -102,7 +102,7 @@ template <float_format format>
 /// The smallest power of two that is not below `value`, within the range of the format; NaN and
 /// infinity become NaN; zero and negative numbers the smallest power.
 [[nodiscard]] constexpr std::uint8_t encode_e8m0_up(float value) noexcept {
-  std::uint32_t const bits = std::bit_cast<std::uint32_t>(value);
+  auto const bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffU) >= 0x7f800000U) return 0xff;
   if ((bits >> 31) != 0 || bits <= 0x00400000U) return 0;
   std::uint32_t const exponent = (bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1U : 0U);
@@ -126,11 +126,11 @@ template <float_format format>
 
 namespace tables {
 
-template <float_format format>
+template <float_format Format>
 inline constexpr auto decoded = [] {
-  std::array<float, std::size_t{1} << format.width()> table{};
+  std::array<float, std::size_t{1} << Format.width()> table{};
   for (std::uint32_t code = 0; code < table.size(); ++code) {
-    table[code] = decode_float<format>(code);
+    table[code] = decode_float<Format>(code);
   }
   return table;
 }();

@@ -41,13 +41,13 @@ struct f16_number {
   }
 };
 
-template <float_format format>
+template <float_format Format>
 struct float8_number {
   static float get(void const* data, index_t i) noexcept {
-    return tables::decoded<format>[static_cast<std::uint8_t const*>(data)[i]];
+    return tables::decoded<Format>[static_cast<std::uint8_t const*>(data)[i]];
   }
   static void set(void* data, index_t i, float value) noexcept {
-    static_cast<std::uint8_t*>(data)[i] = static_cast<std::uint8_t>(encode_float<format>(value));
+    static_cast<std::uint8_t*>(data)[i] = static_cast<std::uint8_t>(encode_float<Format>(value));
   }
 };
 using e4m3_number = float8_number<e4m3_format>;
