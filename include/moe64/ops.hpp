@@ -166,11 +166,12 @@ struct low_rank_term {
   float scaling = 1.0F;
 };
 
-/// y[r] = x[r] * W(e)^T + bias(e) + low_rank for every row r of expert e; with `transpose`, y[r] =
-/// x[r] * W(e). The operands say the mode: plain weights: native; quantised weights with plain x:
-/// each weight is dequantised to x's type first (w8a16); both quantised (e4m3, e5m2, int8 with a
-/// scale per row or group): codes are multiplied, and sums over at most 128 columns that share both
-/// scales are scaled and added in f32 (w8a8).
+/// y[r] = x[r] * W(e)^T + bias(e) + low_rank for every row r of expert e; with `transpose`,
+/// y[r] = x[r] * W(e). The operands say the mode. Plain x by plain weights: native. Plain x by
+/// quantised weights: each weight is dequantised to x's type first (w8a16). Quantised x, with a
+/// scale per row or group: codes are multiplied, and sums over at most 128 columns that share both
+/// scales are scaled and added in f32 (w8a8; plain weights count as codes with scale 1). Quantised
+/// x with transpose is errc::unsupported.
 struct grouped_gemm_args {
   quantized_view x;          ///< [capacity, cols of W] ([capacity, rows of W] with transpose)
   weight_stack weights;      ///< [experts, rows, cols]

@@ -122,7 +122,9 @@ void multiply_codes(product const& p, tile_place const& at, results& out) {
       auto* const run = reinterpret_cast<float*>(weights.values[n]);
       load_row(row_of(matrix.values(), at.expert, part_row), begin, end - begin, run);
       pad_to_lanes(run, end - begin);
-      weight_scale[n] = scale_at(matrix, at.expert, part_row / block_rows, begin / weight_block);
+      weight_scale[n] = matrix.is_plain() ? 1.0F
+                                          : scale_at(matrix, at.expert, part_row / block_rows,
+                                                     begin / weight_block);
     }
     for (index_t r = 0; r < at.rows; ++r) {
       auto* const run = reinterpret_cast<float*>(x.values[r]);
