@@ -26,9 +26,11 @@ class MOE64_API cpu_executor {
                    void* context) noexcept = 0;
 };
 
-/// A pool of threads that sleep while there is nothing to do. The calling thread works too, so a
-/// pool of n starts n - 1 threads. When two threads call at once, the second runs its tasks on
-/// itself: it never waits for the first.
+/// A pool of threads. The calling thread works too, so a pool of n starts n - 1 threads. A thread
+/// without work looks for more for some 30 microseconds, so that operations in a row find it awake,
+/// and then sleeps; in a pool of more threads than cores it sleeps at once. When two threads call
+/// at once, or a task calls run() itself, the second call runs its tasks on its own thread: it
+/// never waits for the first.
 class MOE64_API cpu_pool final : public cpu_executor {
  public:
   /// threads in [1, 4096], otherwise errc::invalid_argument; errc::out_of_memory if the system

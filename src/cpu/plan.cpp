@@ -1,3 +1,5 @@
+#include "cpu/plan.hpp"
+
 #include "core/fail.hpp"
 #include "cpu/operations.hpp"
 #include "cpu/rows.hpp"
@@ -36,21 +38,11 @@ void for_each_slot(plan_args const& args, Visit const& visit) {
 /// Nothing may be written before every id is known to be legal.
 void refuse_invalid(plan_args const& args) {
   index_t count = 0;
-  index_t first_token = 0;
-  index_t first_k = 0;
+  index_t first_slot = -1;
   for_each_slot(args, [&](index_t token, index_t k, index_t expert) {
-    if (expert != invalid_slot) return;
-    if (count++ == 0) {
-      first_token = token;
-      first_k = k;
-    }
+    if (expert == invalid_slot && count++ == 0) first_slot = token * args.plan.top_k + k;
   });
-  if (count == 0) return;
-  fail(errc::invalid_expert,
-       "[plan] expert_ids hold {} ids outside [0, {}) that are not -1 or {}: the first is {} at "
-       "slot {} (token {}, k {})",
-       count, args.experts_total, args.experts_total, id_at(args, first_token, first_k),
-       first_token * args.plan.top_k + first_k, first_token, first_k);
+  if (count > 0) refuse_ids(args, count, first_slot);
 }
 
 void plan_reference(plan_args const& args, stream) {
@@ -95,14 +87,26 @@ void plan_reference(plan_args const& args, stream) {
 }
 
 constexpr implementation<plan_args> planners[] = {
+    {"parallel", any_call<plan_args>, plan_parallel},
     {"reference", any_call<plan_args>, plan_reference},
 };
 
 }  // namespace
 
+void refuse_ids(plan_args const& args, index_t count, index_t first_slot) {
+  index_t const token = first_slot / args.plan.top_k;
+  index_t const k = first_slot % args.plan.top_k;
+  fail(errc::invalid_expert,
+       "[plan] expert_ids hold {} ids outside [0, {}) that are not -1 or {}: the first is {} at "
+       "slot {} (token {}, k {})",
+       count, args.experts_total, args.experts_total, id_at(args, token, k), first_slot, token, k);
+}
+
 implementation_list<plan_args> plan_list() { return planners; }
 
-/// The counting sort runs inside the plan's own arrays.
-index_t plan_scratch_bytes(index_t, index_t, index_t) { return 0; }
+/// The reference sorts inside the plan's own arrays.
+index_t plan_scratch_bytes(index_t tokens, index_t top_k, index_t experts) {
+  return plan_parallel_scratch_bytes(tokens, top_k, experts);
+}
 
 }  // namespace moe64::cpu

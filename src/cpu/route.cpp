@@ -1,15 +1,16 @@
+#include "cpu/route.hpp"
+
 #include "core/fail.hpp"
 #include "cpu/operations.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rows.hpp"
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 
 namespace moe64::cpu {
 namespace {
-
-constexpr float renormalize_epsilon = 1e-20F;
 
 /// A candidate of a choice: larger keys first, NaN below everything, ties to the lower id.
 struct candidate {
@@ -122,36 +123,13 @@ class chooser {
   candidate last_group_ = nothing();  // the worst group that is kept
 };
 
-void store_id(tensor_view const& ids, index_t i, index_t j, index_t id) {
-  if (ids.type == dtype::int32) {
-    as<std::int32_t, 2>(ids)(i, j) = narrow<std::int32_t>(id);
-  } else {
-    as<std::int64_t, 2>(ids)(i, j) = id;
-  }
-}
-
-/// Scores of the chosen, as weights: normalised and scaled in place.
-void finish_weights(route_args const& args, token_scores const& scores, index_t token) {
-  auto const weights = as<float, 2>(args.weights);
-  index_t const top_k = args.weights.extent[1];
-  // A selection bias can put a small logit first.
+/// A selection bias can put a small logit first.
+float largest_chosen(route_args const& args, token_scores const& scores, index_t token) {
   float largest = -std::numeric_limits<float>::infinity();
-  for (index_t k = 0; k < top_k; ++k) {
+  for (index_t k = 0; k < args.expert_ids.extent[1]; ++k) {
     largest = std::fmax(largest, scores.logit(load_index(args.expert_ids, token, k)));
   }
-  float sum = 0.0F;
-  for (index_t k = 0; k < top_k; ++k) {
-    float& weight = weights(token, k);
-    if (args.options.score == scoring::softmax_of_selected) weight = std::exp(weight - largest);
-    sum += weight;
-  }
-  bool const divide =
-      args.options.renormalize || args.options.score == scoring::softmax_of_selected;
-  for (index_t k = 0; k < top_k; ++k) {
-    float& weight = weights(token, k);
-    if (divide) weight /= sum + renormalize_epsilon;
-    weight *= args.options.scaling;
-  }
+  return largest;
 }
 
 void route_reference(route_args const& args, stream where) {
@@ -170,11 +148,9 @@ void route_reference(route_args const& args, stream where) {
       store_id(args.expert_ids, token, k, chosen.id);
       weights(token, k) = scores(chosen.id);
     }
-    finish_weights(args, scores, token);
+    finish_weights(args, token, largest_chosen(args, scores, token));
   });
 }
-
-bool is_sentinel(index_t id, index_t experts) { return id == -1 || id == experts; }
 
 /// The gradient of the loss with respect to the logits of one token.
 class token_gradient {
@@ -241,16 +217,7 @@ class token_gradient {
 void route_backward_reference(route_backward_args const& args, stream where) {
   index_t const tokens = args.logits.extent[0];
   index_t const experts = args.logits.extent[1];
-  for (index_t token = 0; token < tokens; ++token) {
-    for (index_t k = 0; k < args.expert_ids.extent[1]; ++k) {
-      index_t const id = load_index(args.expert_ids, token, k);
-      if (id < -1 || id > experts) {
-        fail(errc::invalid_expert,
-             "[route_backward] expert_ids holds {} at token {}, k {}: not in [0, {}), -1 or {}", id,
-             token, k, experts, experts);
-      }
-    }
-  }
+  refuse_invalid(args, where);
   parallel_for(where, tokens, [&](index_t token) {
     token_gradient const gradient(args, token);
     for (index_t e = 0; e < experts; ++e) store_number(args.d_logits, gradient.at(e), token, e);
@@ -258,13 +225,67 @@ void route_backward_reference(route_backward_args const& args, stream where) {
 }
 
 constexpr implementation<route_args> routers[] = {
+    {"scored_once", fits_scored, route_scored},
     {"reference", any_call<route_args>, route_reference},
 };
 constexpr implementation<route_backward_args> backward_routers[] = {
+    {"scored_once", fits_scored, route_backward_scored},
     {"reference", any_call<route_backward_args>, route_backward_reference},
 };
 
 }  // namespace
+
+void store_id(tensor_view const& ids, index_t i, index_t j, index_t id) {
+  if (ids.type == dtype::int32) {
+    as<std::int32_t, 2>(ids)(i, j) = narrow<std::int32_t>(id);
+  } else {
+    as<std::int64_t, 2>(ids)(i, j) = id;
+  }
+}
+
+void finish_weights(route_args const& args, index_t token, float largest_logit) {
+  auto const weights = as<float, 2>(args.weights);
+  index_t const top_k = args.weights.extent[1];
+  float sum = 0.0F;
+  for (index_t k = 0; k < top_k; ++k) {
+    float& weight = weights(token, k);
+    if (args.options.score == scoring::softmax_of_selected) {
+      weight = std::exp(weight - largest_logit);
+    }
+    sum += weight;
+  }
+  bool const divide =
+      args.options.renormalize || args.options.score == scoring::softmax_of_selected;
+  for (index_t k = 0; k < top_k; ++k) {
+    float& weight = weights(token, k);
+    if (divide) weight /= sum + renormalize_epsilon;
+    weight *= args.options.scaling;
+  }
+}
+
+void refuse_invalid(route_backward_args const& args, stream where) {
+  index_t const experts = args.logits.extent[1];
+  index_t const top_k = args.expert_ids.extent[1];
+  constexpr index_t none = std::numeric_limits<index_t>::max();
+  std::atomic<index_t> first_slot{none};
+  parallel_ranges(where, args.logits.extent[0], top_k * index_t{8},
+                  [&](index_t begin, index_t end) {
+                    for (index_t slot = begin * top_k; slot < end * top_k; ++slot) {
+                      index_t const id = load_index(args.expert_ids, slot / top_k, slot % top_k);
+                      if (id >= -1 && id <= experts) continue;
+                      index_t known = first_slot.load();
+                      while (slot < known && !first_slot.compare_exchange_weak(known, slot)) {
+                      }
+                      return;
+                    }
+                  });
+  if (first_slot == none) return;
+  index_t const token = first_slot / top_k;
+  index_t const k = first_slot % top_k;
+  fail(errc::invalid_expert,
+       "[route_backward] expert_ids holds {} at token {}, k {}: not in [0, {}), -1 or {}",
+       load_index(args.expert_ids, token, k), token, k, experts, experts);
+}
 
 implementation_list<route_args> route_list() { return routers; }
 implementation_list<route_backward_args> route_backward_list() { return backward_routers; }

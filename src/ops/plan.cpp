@@ -33,8 +33,13 @@ void plan(plan_args const& args, stream where) {
     check.type("expert_mask", args.expert_mask, {dtype::uint8});
   }
   if (args.weights.present()) check.number("weights", args.weights, {tokens, top_k});
-  check_workspace("plan", "scratch", args.scratch,
-                  plan_scratch_bytes(tokens, top_k, args.plan.experts, where.device), where.device);
+  index_t const scratch_bytes = plan_scratch_bytes(tokens, top_k, args.plan.experts, where.device);
+  check_workspace("plan", "scratch", args.scratch, scratch_bytes, where.device);
+  tensor_view const scratch = bytes_of({args.scratch.data, scratch_bytes, where.device});
+  check.no_overlap("scratch", scratch, "expert_ids", args.expert_ids);
+  check.no_overlap("scratch", scratch, "expert_mask", args.expert_mask);
+  check.no_overlap("scratch", scratch, "weights", args.weights);
+  check.no_overlap("scratch", scratch, args.plan);
   for (tensor_view const* output :
        {&args.plan.expert_begin, &args.plan.row_to_slot, &args.plan.slot_to_row,
         &args.plan.slot_weight, &args.plan.status}) {

@@ -57,11 +57,14 @@ extern "C" int LLVMFuzzerTestOneInput(std::uint8_t const* data, std::size_t size
   std::vector<unsigned char> const before(
       static_cast<unsigned char*>(memory.memory().data),
       static_cast<unsigned char*>(memory.memory().data) + memory.memory().bytes);
+  moe64::cpu_buffer const scratch(
+      moe64::plan_scratch_bytes(tokens, top_k, experts, moe64::device::cpu()));
   moe64::plan_args const args = {.expert_ids = view,
                                  .experts_total = total,
                                  .first_expert = first,
                                  .capacity = capacity,
-                                 .plan = moe64::bind_plan(memory.memory(), tokens, top_k, experts)};
+                                 .plan = moe64::bind_plan(memory.memory(), tokens, top_k, experts),
+                                 .scratch = scratch.memory()};
   try {
     moe64::plan(args, moe64::cpu_stream());
   } catch (moe64::error const&) {

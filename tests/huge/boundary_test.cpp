@@ -173,12 +173,15 @@ TEST(huge_boundary, plan) {
           .output("slot_to_row", dtype::int64, {rows * choices})
           .output("slot_weight", dtype::f32, {rows * choices})
           .output("status", dtype::int64, {plan_status::count});
+      test_tensor const scratch =
+          make_workspace(plan_scratch_bytes(rows, choices, experts, device::cpu()));
       call.check([&](operands const& v) {
         moe64::plan({.expert_ids = by_mask ? tensor_view{} : v[0],
                      .expert_mask = by_mask ? v[0] : tensor_view{},
                      .weights = v[1],
                      .experts_total = experts,
-                     .plan = {rows, choices, experts, v[2], v[3], v[4], v[5], v[6]}},
+                     .plan = {rows, choices, experts, v[2], v[3], v[4], v[5], v[6]},
+                     .scratch = scratch.as_workspace()},
                     cpu_stream());
       });
     }

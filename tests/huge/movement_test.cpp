@@ -100,10 +100,13 @@ class reversal {
       weights.push_back(weight_of(token));
     }
     plan_ = bind_plan(memory_.as_workspace(memory_.bytes()), tokens, 1, tokens);
+    test_tensor const scratch =
+        make_workspace(plan_scratch_bytes(tokens, 1, tokens, device::cpu()));
     plan({.expert_ids = tensor_view::contiguous(ids_.data(), dtype::int32, {tokens, 1}),
           .weights = tensor_view::contiguous(weights.data(), dtype::f32, {tokens, 1}),
           .experts_total = tokens,
-          .plan = plan_},
+          .plan = plan_,
+          .scratch = scratch.as_workspace()},
          cpu_stream());
   }
   [[nodiscard]] routing_plan const& operator*() const { return plan_; }
@@ -218,9 +221,12 @@ class eightfold {
   eightfold() {
     for (index_t slot = 0; slot < eight_tokens * top_k; ++slot) ids_.push_back(7 - slot % top_k);
     plan_ = bind_plan(memory_.as_workspace(memory_.bytes()), eight_tokens, top_k, top_k);
+    test_tensor const scratch =
+        make_workspace(plan_scratch_bytes(eight_tokens, top_k, top_k, device::cpu()));
     plan({.expert_ids = tensor_view::contiguous(ids_.data(), dtype::int64, {eight_tokens, top_k}),
           .experts_total = top_k,
-          .plan = plan_},
+          .plan = plan_,
+          .scratch = scratch.as_workspace()},
          cpu_stream());
   }
   [[nodiscard]] routing_plan const& operator*() const { return plan_; }

@@ -251,6 +251,8 @@ TEST(huge_routing, plan_gather_and_combine_of_more_than_2_31_slots) {
         tensor_view::contiguous(slot_to_row.data<std::byte>(), dtype::int64, {slots});
     plan.slot_weight = tensor_view::contiguous(slot_weight.data<std::byte>(), dtype::f32, {slots});
     plan.status = tensor_view::contiguous(status.data(), dtype::int64, {plan_status::count});
+    test_tensor const scratch =
+        make_workspace(plan_scratch_bytes(tokens, top_k, experts, device::cpu()));
     cpu_pool threads(2);
     page_forgetter const forget(
         {&ids.memory(), &slot_to_row.memory(), &slot_weight.memory(), &y.memory()});
@@ -258,7 +260,8 @@ TEST(huge_routing, plan_gather_and_combine_of_more_than_2_31_slots) {
                      tensor_view::contiguous(ids.data<std::byte>(), dtype::int32, {tokens, top_k}),
                  .weights = weights,
                  .experts_total = experts,
-                 .plan = plan},
+                 .plan = plan,
+                 .scratch = scratch.as_workspace()},
                 cpu_stream(&threads));
     EXPECT_EQ(expert_begin, (std::vector<std::int64_t>{0, 2, 3, 5}));
     EXPECT_EQ(status, (std::vector<std::int64_t>{5, slots - 5, 0, 0, 0, -1}));

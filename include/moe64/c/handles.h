@@ -23,8 +23,9 @@ static inline void moe64_zero_args(void* args, size_t size) {
 /// never depend on it.
 typedef struct moe64_executor moe64_executor;
 
-/// A pool of `threads` in [1, 4096]: the calling thread and threads - 1 that sleep while there is
-/// nothing to do. When two threads call at once, the second runs its tasks on itself.
+/// A pool of `threads` in [1, 4096]: the calling thread and threads - 1 others, which sleep when
+/// there has been nothing to do for some 30 microseconds. When two threads call at once, the second
+/// runs its tasks on itself.
 /// MOE64_OUT_OF_MEMORY if the system refuses a thread. *executor is the caller's, for
 /// moe64_executor_destroy.
 MOE64_API moe64_status moe64_cpu_pool_create(int64_t threads, moe64_executor** executor);
