@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # scripts/setup.sh [group...]: installs the Debian packages that a task needs and that are missing.
-# Groups: build (the default), tidy, fmt, fuzz. Touches neither network nor system when nothing is missing.
+# Groups: build (the default), tidy, fmt, fuzz, bench. Touches neither network nor system when nothing is missing.
 set -euo pipefail
 
 # package, or package:command where any installation of the command will do
 declare -A groups=(
   [build]="build-essential:c++ cmake:cmake ninja-build:ninja ccache:ccache pkg-config:pkg-config python3:python3
-           libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libfmt-dev"
+           libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libfmt-dev libhwy-dev"
   [tidy]="clang:clang++ clang-tidy:clang-tidy"
   [fmt]="clang-format:clang-format"
   [fuzz]="clang:clang++"
+  [bench]="python3:python3 python3-venv"
 )
 
 is_installed() { # package[:command]

@@ -1,11 +1,15 @@
-#include "cpu/operations.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rows.hpp"
+#include "cpu/widths.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 namespace moe64::cpu {
+
+MOE64_DECLARE_WIDTHS(activate_args, activate_simd)
+MOE64_DECLARE_WIDTHS(activate_backward_args, activate_backward_simd)
+
 namespace {
 
 constexpr float inverse_sqrt_2 = 0.70710678118654752F;
@@ -141,9 +145,11 @@ void activate_backward_reference(activate_backward_args const& args, stream wher
 }
 
 constexpr implementation<activate_args> activators[] = {
+    MOE64_WIDTHS(activate_args, activate_simd, any_call<activate_args>),
     {"reference", any_call<activate_args>, activate_reference},
 };
 constexpr implementation<activate_backward_args> backward_activators[] = {
+    MOE64_WIDTHS(activate_backward_args, activate_backward_simd, any_call<activate_backward_args>),
     {"reference", any_call<activate_backward_args>, activate_backward_reference},
 };
 

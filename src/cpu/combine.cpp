@@ -1,11 +1,28 @@
+#include "cpu/combine.hpp"
+
 #include "cpu/dot.hpp"
-#include "cpu/operations.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rows.hpp"
+#include "cpu/widths.hpp"
 
 #include <algorithm>
 
 namespace moe64::cpu {
+
+MOE64_DECLARE_WIDTHS(combine_args, combine_simd)
+MOE64_DECLARE_WIDTHS(slot_weight_gradient_args, slot_weight_gradient_simd)
+
+index_t expert_of_row(routing_plan const& plan, index_t row) {
+  auto const expert_begin = as<std::int64_t, 1>(plan.expert_begin);
+  index_t low = 0;
+  index_t high = plan.experts;
+  while (high - low > 1) {
+    index_t const middle = low + (high - low) / 2;
+    (expert_begin(middle) <= row ? low : high) = middle;
+  }
+  return low;
+}
+
 namespace {
 
 void combine_reference(combine_args const& args, stream where) {
@@ -56,19 +73,7 @@ float dot_rows(row_view const& left, row_view const& right, index_t length) {
 void slot_weight_gradient_reference(slot_weight_gradient_args const& args, stream where) {
   routing_plan const& plan = args.plan;
   auto const slot_to_row = as<std::int64_t, 1>(plan.slot_to_row);
-  auto const expert_begin = as<std::int64_t, 1>(plan.expert_begin);
   auto const d_weights = as<float, 2>(args.d_weights);
-  auto const expert_of = [&](index_t row) {
-    // The last expert that begins at or before the row; empty experts begin where the next one
-    // does.
-    index_t low = 0;
-    index_t high = plan.experts;
-    while (high - low > 1) {
-      index_t const middle = low + (high - low) / 2;
-      (expert_begin(middle) <= row ? low : high) = middle;
-    }
-    return low;
-  };
   index_t const row_bytes = args.left.extent[1] * bits(args.left.type) / 4;
   parallel_ranges(where, plan.slots(), row_bytes, [&](index_t begin, index_t end) {
     for (index_t slot = begin; slot < end; ++slot) {
@@ -78,16 +83,19 @@ void slot_weight_gradient_reference(slot_weight_gradient_args const& args, strea
       if (row < 0) continue;
       gradient = dot_rows(row_of(args.left, row), row_of(args.right, row), args.left.extent[1]);
       if (!args.bias.present()) continue;
-      gradient += dot_rows(row_of(args.bias_rows, row), row_of(args.bias, expert_of(row)),
+      gradient += dot_rows(row_of(args.bias_rows, row), row_of(args.bias, expert_of_row(plan, row)),
                            args.bias.extent[1]);
     }
   });
 }
 
 constexpr implementation<combine_args> combiners[] = {
+    MOE64_WIDTHS(combine_args, combine_simd, any_call<combine_args>),
     {"reference", any_call<combine_args>, combine_reference},
 };
 constexpr implementation<slot_weight_gradient_args> gradients[] = {
+    MOE64_WIDTHS(slot_weight_gradient_args, slot_weight_gradient_simd,
+                 any_call<slot_weight_gradient_args>),
     {"reference", any_call<slot_weight_gradient_args>, slot_weight_gradient_reference},
 };
 

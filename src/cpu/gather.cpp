@@ -1,35 +1,44 @@
-#include "cpu/operations.hpp"
+#include "cpu/gather.hpp"
+
 #include "cpu/parallel.hpp"
 #include "cpu/rows.hpp"
+#include "cpu/widths.hpp"
 
 #include <algorithm>
 #include <cstring>
 
 namespace moe64::cpu {
+
+MOE64_DECLARE_WIDTHS(gather_args, gather_simd)
+
+bool has_byte_rows(tensor_view const& matrix) { return matrix.stride[1] == 1; }
+
+byte_row bytes_of_row(tensor_view const& matrix, index_t i) {
+  index_t const size = bits(matrix.type);
+  // A packed row begins at a whole byte.
+  auto* const data = static_cast<std::uint8_t*>(matrix.data) + offset_of(matrix, i) * size / 8;
+  return {data, ceil_div(matrix.extent[1] * size, 8)};
+}
+
 namespace {
 
 template <class Word>
 void copy_words(tensor_view const& from, index_t i, tensor_view const& to, index_t j) {
   auto const* const source = static_cast<Word const*>(from.data) + offset_of(from, i);
   auto* const target = static_cast<Word*>(to.data) + offset_of(to, j);
-  index_t const count = to.extent[1];
-  if (from.stride[1] == 1 && to.stride[1] == 1) {
-    if (count > 0) std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(Word));
-    return;
-  }
-  for (index_t c = 0; c < count; ++c) target[c * to.stride[1]] = source[c * from.stride[1]];
+  for (index_t c = 0; c < to.extent[1]; ++c) target[c * to.stride[1]] = source[c * from.stride[1]];
 }
 
-/// Row j of `to` = row i of `from`, bit for bit.
+}  // namespace
+
 void copy_row(tensor_view const& from, index_t i, tensor_view const& to, index_t j) {
+  if (has_byte_rows(from) && has_byte_rows(to)) {
+    byte_row const target = bytes_of_row(to, j);
+    if (target.bytes == 0) return;
+    std::memcpy(target.data, bytes_of_row(from, i).data, static_cast<std::size_t>(target.bytes));
+    return;
+  }
   switch (bits(from.type)) {
-    case 4: {
-      auto const* const source =
-          static_cast<std::uint8_t const*>(from.data) + offset_of(from, i) / 2;
-      auto* const target = static_cast<std::uint8_t*>(to.data) + offset_of(to, j) / 2;
-      std::copy_n(source, ceil_div(to.extent[1], 2), target);
-      return;
-    }
     case 8:
       return copy_words<std::uint8_t>(from, i, to, j);
     case 16:
@@ -40,6 +49,8 @@ void copy_row(tensor_view const& from, index_t i, tensor_view const& to, index_t
       return copy_words<std::uint64_t>(from, i, to, j);
   }
 }
+
+namespace {
 
 void copy_weighted(tensor_view const& from, index_t i, float weight, tensor_view const& to,
                    index_t j) {
@@ -73,6 +84,7 @@ void gather_reference(gather_args const& args, stream where) {
 }
 
 constexpr implementation<gather_args> gatherers[] = {
+    MOE64_WIDTHS(gather_args, gather_simd, any_call<gather_args>),
     {"reference", any_call<gather_args>, gather_reference},
 };
 

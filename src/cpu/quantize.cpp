@@ -1,49 +1,20 @@
+#include "cpu/quantize.hpp"
+
 #include "core/number.hpp"
-#include "cpu/operations.hpp"
+#include "cpu/dequantize_vbmi.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rows.hpp"
+#include "cpu/widths.hpp"
 
 #include <algorithm>
 #include <cmath>
 
 namespace moe64::cpu {
+
+MOE64_DECLARE_WIDTHS(quantize_args, quantize_simd)
+MOE64_DECLARE_WIDTHS(dequantize_args, dequantize_simd)
+
 namespace {
-
-/// Rows and columns [row_begin, row_end) x [col_begin, col_end) of one matrix.
-struct block_range {
-  index_t row_begin, row_end, col_begin, col_end;
-};
-
-template <class Visit>
-void for_each_run(block_range const& block, Visit const& visit) {
-  for (index_t row = block.row_begin; row < block.row_end; ++row) {
-    for (index_t col = block.col_begin; col < block.col_end; col += run_length) {
-      visit(row, col, std::min(run_length, block.col_end - col));
-    }
-  }
-}
-
-struct magnitude {
-  float largest = 0.0F;  // of the finite numbers
-  bool finite = true;    // all of them
-};
-
-magnitude measure(tensor_view const& x, index_t expert, block_range const& block) {
-  magnitude result;
-  float run[run_length];
-  for_each_run(block, [&](index_t row, index_t col, index_t count) {
-    load_row(row_of(x, expert, row), col, count, run);
-    for (index_t i = 0; i < count; ++i) {
-      float const size = std::fabs(run[i]);
-      if (!std::isfinite(size)) {
-        result.finite = false;
-      } else {
-        result.largest = std::max(result.largest, size);
-      }
-    }
-  });
-  return result;
-}
 
 float smallest_positive(dtype scale) {
   switch (scale) {
@@ -58,21 +29,9 @@ float smallest_positive(dtype scale) {
   }
 }
 
-/// Operands of one call as stacks.
-struct problem_view {
-  tensor_view x, values, scales;
-  quantize_args const& args;
+}  // namespace
 
-  explicit problem_view(quantize_args const& call)
-      : x(call.x.as_stack()),
-        values(call.values.as_stack()),
-        scales(call.scales.as_stack()),
-        args(call) {}
-};
-
-/// Write the scale of one block; the factor that its codes will be multiplied with when they are
-/// read.
-float write_scale(problem_view const& p, magnitude const& size, float global, index_t expert,
+float write_scale(quantize_view const& p, magnitude const& size, float global, index_t expert,
                   index_t grid_row, index_t grid_col) {
   tensor_view const& scales = p.scales;
   if (!size.finite) {
@@ -96,7 +55,48 @@ float write_scale(problem_view const& p, magnitude const& size, float global, in
   return divides ? stored / global : stored * global;
 }
 
-void write_codes(problem_view const& p, index_t expert, block_range const& block, float factor) {
+float global_for(magnitude const& size, global_scale::direction applied) {
+  constexpr float span = 6.0F * 448.0F;
+  if (size.largest == 0.0F) return 1.0F;
+  float const global =
+      applied == global_scale::direction::multiply ? size.largest / span : span / size.largest;
+  return std::isfinite(global) && global > 0.0F ? global : 1.0F;
+}
+
+namespace {
+
+/// Rows and columns [row_begin, row_end) x [col_begin, col_end) of one matrix.
+struct block_range {
+  index_t row_begin, row_end, col_begin, col_end;
+};
+
+template <class Visit>
+void for_each_run(block_range const& block, Visit const& visit) {
+  for (index_t row = block.row_begin; row < block.row_end; ++row) {
+    for (index_t col = block.col_begin; col < block.col_end; col += run_length) {
+      visit(row, col, std::min(run_length, block.col_end - col));
+    }
+  }
+}
+
+magnitude measure(tensor_view const& x, index_t expert, block_range const& block) {
+  magnitude result;
+  float run[run_length];
+  for_each_run(block, [&](index_t row, index_t col, index_t count) {
+    load_row(row_of(x, expert, row), col, count, run);
+    for (index_t i = 0; i < count; ++i) {
+      float const size = std::fabs(run[i]);
+      if (!std::isfinite(size)) {
+        result.finite = false;
+      } else {
+        result.largest = std::max(result.largest, size);
+      }
+    }
+  });
+  return result;
+}
+
+void write_codes(quantize_view const& p, index_t expert, block_range const& block, float factor) {
   float const limit = largest_code(p.values.type);
   bool const zero = std::isnan(factor);
   float run[run_length];
@@ -109,17 +109,8 @@ void write_codes(problem_view const& p, index_t expert, block_range const& block
   });
 }
 
-/// The global scale of one expert: such that the largest block scale becomes the largest e4m3.
-float global_for(magnitude const& size, global_scale::direction applied) {
-  constexpr float span = 6.0F * 448.0F;
-  if (size.largest == 0.0F) return 1.0F;
-  float const global =
-      applied == global_scale::direction::multiply ? size.largest / span : span / size.largest;
-  return std::isfinite(global) && global > 0.0F ? global : 1.0F;
-}
-
 void quantize_reference(quantize_args const& args, stream where) {
-  problem_view const p(args);
+  quantize_view const p(args);
   index_t const experts = p.x.extent[0];
   index_t const rows = count_rows("quantize", args.live_rows, p.x.extent[1]);
   index_t const cols = p.x.extent[2];
@@ -168,9 +159,15 @@ void dequantize_reference(dequantize_args const& args, stream where) {
 }
 
 constexpr implementation<quantize_args> quantizers[] = {
+    MOE64_WIDTHS(quantize_args, quantize_simd, any_call<quantize_args>),
     {"reference", any_call<quantize_args>, quantize_reference},
 };
 constexpr implementation<dequantize_args> dequantizers[] = {
+#if defined(__x86_64__)
+    {"avx512_vbmi", where<has_avx512_vbmi, dequantize_args, bf16::takes_table>,
+     bf16::dequantize_by_table},
+#endif
+    MOE64_WIDTHS(dequantize_args, dequantize_simd, any_call<dequantize_args>),
     {"reference", any_call<dequantize_args>, dequantize_reference},
 };
 

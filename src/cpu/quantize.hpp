@@ -1,0 +1,33 @@
+#pragma once
+
+#include "moe64/ops.hpp"
+
+/// What the implementations of quantize share: the scales.
+namespace moe64::cpu {
+
+struct magnitude {
+  float largest = 0.0F;  // of the finite numbers
+  bool finite = true;    // all of them
+};
+
+/// Operands of one call as stacks.
+struct quantize_view {
+  tensor_view x, values, scales;
+  quantize_args const& args;
+
+  explicit quantize_view(quantize_args const& call)
+      : x(call.x.as_stack()),
+        values(call.values.as_stack()),
+        scales(call.scales.as_stack()),
+        args(call) {}
+};
+
+/// Write the scale of one block; the factor that its codes will be multiplied with when they are
+/// read, NaN for a block that holds NaN or infinity.
+float write_scale(quantize_view const& p, magnitude const& size, float global, index_t expert,
+                  index_t grid_row, index_t grid_col);
+
+/// The global scale of one expert: such that the largest block scale becomes the largest e4m3.
+float global_for(magnitude const& size, global_scale::direction applied);
+
+}  // namespace moe64::cpu
