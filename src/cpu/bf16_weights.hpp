@@ -1,0 +1,377 @@
+#pragma once
+
+#include "cpu/bf16_codes.hpp"
+#include "cpu/bf16_dot.hpp"
+#include "cpu/expert_ranges.hpp"
+
+#include <algorithm>
+
+/// Rows of one expert's weights as bf16, whatever their format and layout.
+namespace moe64::cpu::bf16 {
+
+/// Columns that are read in one call, at most; bounds the memory that a reader keeps.
+inline constexpr index_t depth_tile = 4096;
+
+/// How a matrix is read.
+enum class reading : std::uint8_t {
+  copy,     ///< bf16 already
+  table,    ///< 8-bit floats, at least 64 columns to a scale: float8_table
+  scaled,   ///< a scale every 32 columns or multiples of it
+  general,  ///< any stride and any block, number by number
+};
+
+[[nodiscard]] inline reading reading_of(quantized_view const& matrix) {
+  tensor_view const& values = matrix.values();
+  if (values.stride[2] != 1) return reading::general;
+  if (matrix.is_plain()) return values.type == dtype::bf16 ? reading::copy : reading::general;
+  if (bits(values.type) == 4 && (values.stride[0] % 2 != 0 || values.stride[1] % 2 != 0)) {
+    return reading::general;
+  }
+  index_t const block = matrix.layout().cols_per_scale(matrix.cols());
+  bool const whole_row = block >= matrix.cols();
+  bool const float8 = values.type == dtype::e4m3 || values.type == dtype::e5m2;
+  if (float8 && (whole_row || block % 64 == 0)) return reading::table;
+  return whole_row || block % 32 == 0 ? reading::scaled : reading::general;
+}
+
+/// The lines of columns [begin, begin + count) of an expert's weights, from a row on; none past the
+/// last row, nor where rows are not runs of bytes.
+[[nodiscard]] inline line_cursor lines_from(weight_stack const& weights, index_t expert,
+                                            index_t row, index_t begin, index_t count) {
+  if (row >= weights.rows()) return {};
+  part_row const place = part_row_of(weights, row);
+  tensor_view const& values = weights.part(place.part).values();
+  if (values.stride[2] != 1) return {};
+  index_t const width = bits(values.type);
+  return {static_cast<char const*>(values.data) +
+              offset_of(values, expert, place.row, begin) * width / 8,
+          values.stride[1] * width / 8, ceil_div(count * width, index_t{512})};
+}
+
+MOE64_BEGIN_AVX512_BF16
+
+/// 32 f32 as 32 bf16, as pack_bf16 but that subnormal results become zero: the dot products of the
+/// processor do the same with subnormal operands, so no result can tell.
+[[gnu::always_inline]] inline __m512i native_pack(__m512 low, __m512 high) {
+  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+}
+
+/// The table of one scale. `magnitudes` [128] f32.
+[[gnu::always_inline]] inline float8_table native_table(float const* magnitudes, float scale) {
+  __m512 const factor = _mm512_set1_ps(scale);
+  auto const words = [&](index_t i) MOE64_INLINE {
+    return native_pack(_mm512_mul_ps(_mm512_loadu_ps(magnitudes + 32 * i), factor),
+                       _mm512_mul_ps(_mm512_loadu_ps(magnitudes + 32 * i + 16), factor));
+  };
+  return float8_table::of({words(0), words(1), words(2), words(3)});
+}
+
+/// 32 bf16 times a factor, rounded to bf16.
+[[gnu::always_inline]] inline __m512i scale_bf16(__m512i numbers, __m512 factor) {
+  __m512i const low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(numbers));
+  __m512i const high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(numbers, 1));
+  return native_pack(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(low, 16)), factor),
+                     _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(high, 16)), factor));
+}
+
+/// 32 codes times a factor, rounded to bf16; zeros past `count`. `codes` is the first byte: 4-bit
+/// codes start at a whole one.
+[[gnu::always_inline]] inline __m512i scale_int8(std::uint8_t const* codes, index_t count,
+                                                 __m512 factor) {
+  __m256i const bytes = _mm256_maskz_loadu_epi8(first_words(count), codes);
+  __m512i const low = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes));
+  __m512i const high = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1));
+  __m512i const scaled = native_pack(_mm512_mul_ps(_mm512_cvtepi32_ps(low), factor),
+                                     _mm512_mul_ps(_mm512_cvtepi32_ps(high), factor));
+  return _mm512_maskz_mov_epi16(first_words(count), scaled);
+}
+
+/// `values` [16] f32: nibble_values.
+[[gnu::always_inline]] inline __m512i scale_nibbles(std::uint8_t const* codes, index_t count,
+                                                    float const* values, __m512 factor) {
+  // The sixteen results, twice: the permute looks at five bits of an index.
+  __m512i const table = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(
+      _mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(values), factor))));
+  auto const results = [&](__m128i bytes) MOE64_INLINE {
+    // A byte becomes two 16-bit indices, lower nibble first; the permute ignores their upper bits.
+    __m512i const wide = _mm512_cvtepu8_epi32(bytes);
+    return _mm512_permutexvar_epi16(_mm512_or_si512(wide, _mm512_slli_epi32(wide, 12)), table);
+  };
+  if (count >= 32) return results(_mm_loadu_si128(reinterpret_cast<__m128i const*>(codes)));
+  auto const bytes_there = static_cast<__mmask16>(first_words((count + 1) / 2));
+  return _mm512_maskz_mov_epi16(first_words(count),
+                                results(_mm_maskz_loadu_epi8(bytes_there, codes)));
+}
+
+/// 64 codes of an 8-bit float, zeros past `count`; `exact` is the table of scale 1.
+[[gnu::always_inline]] inline pair scale_float8(std::uint8_t const* codes, index_t count,
+                                                float8_table const& exact, __m512 factor) {
+  pair const numbers = exact.decode(_mm512_maskz_loadu_epi8(first_bytes(count), codes));
+  __m512i const first = scale_bf16(numbers.first, factor);
+  __m512i const second = scale_bf16(numbers.second, factor);
+  if (count >= 64) return {first, second};
+  return {_mm512_maskz_mov_epi16(first_words(count), first),
+          _mm512_maskz_mov_epi16(first_words(count - 32), second)};
+}
+
+/// out [count rounded up to 16] f32 = e8m0 codes: decode_e8m0.
+inline void load_powers(std::uint8_t const* codes, index_t count, float* out) {
+  for (index_t i = 0; i < count; i += 16) {
+    auto const there = static_cast<__mmask16>(first_words(count - i));
+    __m512i const code = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, codes + i));
+    __m512i bits = _mm512_slli_epi32(code, 23);
+    bits = _mm512_mask_mov_epi32(bits, _mm512_testn_epi32_mask(code, code),
+                                 _mm512_set1_epi32(0x00400000));
+    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(0xff)),
+                                 _mm512_set1_epi32(0x7fc00000));
+    _mm512_storeu_ps(out + i, _mm512_castsi512_ps(bits));
+  }
+}
+
+/// Reads the rows of one expert. It remembers the scales, and the tables made from them, of the
+/// last block of rows: neighbouring rows should be read one after the other.
+class weight_reader {
+ public:
+  weight_reader(weight_stack const& weights, index_t expert)
+      : weights_(weights), expert_(expert), how_(how(weights)) {
+    bool const float8 = weights.type() == dtype::e4m3 || weights.type() == dtype::e5m2;
+    if (float8) exact_ = native_table(magnitudes_of(weights.type()), 1.0F);
+  }
+
+  [[nodiscard]] static reading how(weight_stack const& weights) {
+    reading const first = reading_of(weights.part(0));
+    bool const alike = weights.parts() == 1 || reading_of(weights.part(1)) == first;
+    return alike ? first : reading::general;
+  }
+
+  /// out [count rounded up to 64] bf16 = numbers (row, begin ...) and zeros. begin is a multiple of
+  /// 64, count at most depth_tile.
+  void read(index_t row, index_t begin, index_t count, std::uint16_t* out) {
+    part_row const place = part_row_of(weights_, row);
+    quantized_view const& matrix = weights_.part(place.part);
+    index_t const padded = ceil_div(count, index_t{64}) * 64;
+    switch (how_) {
+      case reading::copy: {
+        std::uint16_t const* const from = numbers_at(matrix, place.row, begin);
+        for (index_t k = 0; k < padded; k += 32) {
+          _mm512_storeu_si512(out + k, _mm512_maskz_loadu_epi16(first_words(count - k), from + k));
+        }
+        return;
+      }
+      case reading::table: {
+        float8_table const* const tables = prepare_tables(place, begin, count);
+        std::uint8_t const* const codes = codes_at(matrix, place.row, begin);
+        index_t const block = matrix.layout().cols_per_scale(matrix.cols());
+        for (index_t k = 0, at = 0; k < count; ++at) {
+          float8_table const table = tables[at];
+          index_t const end = std::min(count, (begin / block + at + 1) * block - begin);
+          for (; k + 64 <= end; k += 64) {
+            pair const numbers = table.decode(_mm512_loadu_si512(codes + k));
+            _mm512_storeu_si512(out + k, numbers.first);
+            _mm512_storeu_si512(out + k + 32, numbers.second);
+          }
+          if (k == end) continue;
+          pair const numbers =
+              table.decode(_mm512_maskz_loadu_epi8(first_bytes(end - k), codes + k));
+          _mm512_storeu_si512(out + k, _mm512_maskz_mov_epi16(first_words(end - k), numbers.first));
+          _mm512_storeu_si512(out + k + 32,
+                              _mm512_maskz_mov_epi16(first_words(end - k - 32), numbers.second));
+          k = end;
+        }
+        return;
+      }
+      case reading::scaled:
+        load_scales(place, begin, count);
+        return read_scaled(place, begin, count, scales_,
+                           matrix.layout().cols_per_scale(matrix.cols()), out);
+      case reading::general:
+        break;
+    }
+    float run[run_length];
+    for (index_t k = 0; k < count; k += run_length) {
+      index_t const length = std::min(run_length, count - k);
+      load_scaled_row(matrix, expert_, place.row, begin + k, length, run);
+      for (index_t i = 0; i < length; ++i) out[k + i] = encode_bf16(run[i]);
+    }
+    std::fill(out + count, out + padded, std::uint16_t{0});
+  }
+
+  /// The tables of one row's columns [begin, begin + count), one for each block of columns.
+  float8_table const* prepare_tables(part_row const& place, index_t begin, index_t count) {
+    quantized_view const& matrix = weights_.part(place.part);
+    index_t const grid_row = load_scales(place, begin, count);
+    if (grid_row == table_row_ && place.part == table_part_ && begin == table_begin_) {
+      return tables_;
+    }
+    table_row_ = grid_row;
+    table_part_ = place.part;
+    table_begin_ = begin;
+    index_t const block = matrix.layout().cols_per_scale(matrix.cols());
+    index_t const many = ceil_div(begin + count, block) - begin / block;
+    for (index_t at = 0; at < many; ++at) {
+      tables_[at] = native_table(magnitudes_of(matrix.type()), scales_[at]);
+    }
+    return tables_;
+  }
+
+  /// read() for a run of rows whose columns [begin, begin + count) have one scale per row: false if
+  /// they do not. The scales are loaded for all rows at once, and no tables are made, which would
+  /// not pay for few columns.
+  bool read_narrow(index_t row, index_t rows, index_t begin, index_t count,
+                   auto const& out_of_row) const {
+    constexpr index_t most = 64;
+    constexpr index_t whole_row = index_t{1} << 62;
+    index_t const block = weights_.layout().cols_per_scale(weights_.cols());
+    bool const one_scale = begin / block == (begin + count - 1) / block;
+    if ((how_ != reading::table && how_ != reading::scaled) || !one_scale) return false;
+    for (index_t at = row; at < row + rows;) {
+      part_row const place = part_row_of(weights_, at);
+      index_t const run = std::min({row + rows - at, weights_.part_rows() - place.row, most});
+      float scales[most];
+      load_row_scales(place, run, begin / block, scales);
+      for (index_t i = 0; i < run; ++i, ++at) {
+        read_scaled({place.part, place.row + i}, begin, count, scales + i, whole_row,
+                    out_of_row(at - row));
+      }
+    }
+    return true;
+  }
+
+  /// scales [rows] = those of rows [place.row, place.row + rows) in column `grid_col` of the grid.
+  void load_row_scales(part_row const& place, index_t rows, index_t grid_col, float* scales) const {
+    quantized_view const& matrix = weights_.part(place.part);
+    tensor_view const& grid = matrix.scales();
+    index_t const block = matrix.layout().rows_per_scale(matrix.rows());
+    index_t const first = place.row / block;
+    index_t const many = (place.row + rows - 1) / block - first + 1;
+    row_view const column = {grid.data, offset_of(grid, expert_, 0, grid_col), grid.stride[1],
+                             grid.type};
+    load_row(column, first, many, scales);
+    apply_global(matrix, scales, many);
+    // From the last row on, so that no entry is overwritten before it is used.
+    for (index_t i = rows - 1; i >= 0; --i) scales[i] = scales[(place.row + i) / block - first];
+  }
+
+  /// The scales of a row's first `count` columns.
+  float const* scales_of(part_row const& place, index_t count) {
+    load_scales(place, 0, count);
+    return scales_;
+  }
+
+  /// Codes of a row from column `begin` on.
+  [[nodiscard]] std::uint8_t const* codes_at(quantized_view const& matrix, index_t row,
+                                             index_t begin) const {
+    index_t const offset = offset_of(matrix.values(), expert_, row, begin);
+    return static_cast<std::uint8_t const*>(matrix.values().data) +
+           (bits(matrix.type()) == 4 ? offset / 2 : offset);
+  }
+
+ private:
+  [[nodiscard]] std::uint16_t const* numbers_at(quantized_view const& matrix, index_t row,
+                                                index_t begin) const {
+    return static_cast<std::uint16_t const*>(matrix.values().data) +
+           offset_of(matrix.values(), expert_, row, begin);
+  }
+
+  /// The factor of the global scale, applied to `count` scales.
+  void apply_global(quantized_view const& matrix, float* scales, index_t count) const {
+    if (!matrix.global().values.present()) return;
+    float const global = load_number(matrix.global().values, expert_);
+    bool const multiplies = matrix.global().applied == global_scale::direction::multiply;
+    for (index_t i = 0; i < count; ++i) {
+      scales[i] = multiplies ? scales[i] * global : scales[i] / global;
+    }
+  }
+
+  /// The scales of one row's columns [begin, begin + count), the global scale included, to scales_;
+  /// the row of the grid.
+  index_t load_scales(part_row const& place, index_t begin, index_t count) {
+    quantized_view const& matrix = weights_.part(place.part);
+    index_t const grid_row = place.row / matrix.layout().rows_per_scale(matrix.rows());
+    if (grid_row == scale_row_ && place.part == scale_part_ && begin == scale_begin_) {
+      return grid_row;
+    }
+    scale_row_ = grid_row;
+    scale_part_ = place.part;
+    scale_begin_ = begin;
+    index_t const block = matrix.layout().cols_per_scale(matrix.cols());
+    index_t const first = begin / block;
+    index_t const many = ceil_div(begin + count, block) - first;
+    row_view const scales = row_of(matrix.scales(), expert_, grid_row);
+    if (scales.type == dtype::e8m0 && scales.stride == 1) {
+      load_powers(static_cast<std::uint8_t const*>(scales.data) + scales.offset + first, many,
+                  scales_);
+    } else {
+      load_row(scales, first, many, scales_);
+    }
+    apply_global(matrix, scales_, many);
+    return grid_row;
+  }
+
+  /// Columns [begin, begin + count) of a row whose scales, from the one of `begin` on, are given; a
+  /// scale holds for `block` columns.
+  void read_scaled(part_row const& place, index_t begin, index_t count, float const* scale,
+                   index_t block, std::uint16_t* out) const {
+    quantized_view const& matrix = weights_.part(place.part);
+    std::uint8_t const* const codes = codes_at(matrix, place.row, begin);
+    auto const each = [&](auto const& numbers) {
+      index_t in_block = begin % block;
+      for (index_t k = 0; k < count; k += 32) {
+        _mm512_storeu_si512(out + k, numbers(k, count - k, _mm512_set1_ps(*scale)));
+        in_block += 32;
+        if (in_block != block) continue;
+        in_block = 0;
+        ++scale;
+      }
+    };
+    switch (matrix.type()) {
+      case dtype::int8:
+        each([&](index_t k, index_t left, __m512 factor) {
+          return scale_int8(codes + k, left, factor);
+        });
+        break;
+      case dtype::int4:
+      case dtype::fp4: {
+        float const* const values = matrix.type() == dtype::int4 ? nibble_values<dtype::int4>.data()
+                                                                 : nibble_values<dtype::fp4>.data();
+        each([&](index_t k, index_t left, __m512 factor) {
+          return scale_nibbles(codes + k / 2, left, values, factor);
+        });
+        break;
+      }
+      default:
+        if (block % 64 != 0) {
+          each([&](index_t k, index_t left, __m512 factor) {
+            return scale_float8(codes + k, std::min<index_t>(left, 32), exact_, factor).first;
+          });
+          break;
+        }
+        for (index_t k = 0; k < count; k += 64) {
+          if (k > 0 && (begin + k) % block == 0) ++scale;
+          pair const numbers = scale_float8(codes + k, count - k, exact_, _mm512_set1_ps(*scale));
+          _mm512_storeu_si512(out + k, numbers.first);
+          _mm512_storeu_si512(out + k + 32, numbers.second);
+        }
+        return;
+    }
+    index_t const padded = ceil_div(count, index_t{64}) * 64;
+    if (padded - count >= 32) _mm512_storeu_si512(out + padded - 32, _mm512_setzero_si512());
+  }
+
+  weight_stack const& weights_;
+  index_t expert_;
+  reading how_;
+  int scale_part_ = -1;
+  int table_part_ = -1;
+  index_t scale_row_ = -1;
+  index_t scale_begin_ = -1;
+  index_t table_row_ = -1;
+  index_t table_begin_ = -1;
+  float8_table exact_;  // of 8-bit floats: scale 1
+  alignas(64) float scales_[depth_tile / 32 + 16];
+  alignas(64) float8_table tables_[depth_tile / 64 + 1];
+};
+
+MOE64_END_AVX512_BF16
+
+}  // namespace moe64::cpu::bf16
