@@ -4,6 +4,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 BENCH_SUITE ?= bench/problems/models.txt
+BENCH_ARGS ?=
 TOOL := build/release/bin/moe64
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.hpp' '*.cpp' '*.h' '*.c' '*.cu' '*.cuh')
 
@@ -13,11 +14,11 @@ preset = cmake --preset $(1) && cmake --build --preset $(1) --parallel $(JOBS)
 suite = ctest --test-dir build/release --output-on-failure --no-tests=error --parallel $(JOBS) -L '^$(1)$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-all dev demo test test-asan tsan gradient property huge slow mutation bench tidy fmt fmt-check \
-        fuzz check-tree install clean
+.PHONY: help setup build build-all dev demo test test-asan tsan gradient property huge slow mutation bench bench-problems \
+        .venv tidy fmt fmt-check fuzz check-tree install clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that are missing (does nothing when all are there)
 	@scripts/setup.sh build
@@ -62,8 +63,17 @@ slow: build-all ## the exhaustive suite (many minutes)
 mutation: build ## plant known bugs one by one; the suite must catch each
 	python3 scripts/mutation_test.py
 
-bench: build ## time the problems of BENCH_SUITE
+bench: build .venv ## compare with PyTorch and with the machine's limits: bench/results (BENCH_ARGS=--quick: a short run)
+	.venv/bin/python bench/compare.py --tool $(TOOL) $(BENCH_ARGS)
+
+bench-problems: build ## time the problems of BENCH_SUITE
 	$(TOOL) bench -f $(BENCH_SUITE)
+
+.venv: # PyTorch and Transformers, 6 GB; nothing to do while bench/requirements.txt is what was installed
+	@cmp -s bench/requirements.txt .venv/requirements.txt || { \
+	  scripts/setup.sh bench && echo "installing bench/requirements.txt into .venv (6 GB, some minutes)" && \
+	  python3 -m venv --clear .venv && .venv/bin/python -m pip install -q -r bench/requirements.txt && \
+	  cp bench/requirements.txt .venv/; }
 
 tidy: ## clang-tidy over the library and the tool
 	@scripts/setup.sh build tidy

@@ -67,10 +67,12 @@ Examples:
 std::string bench() {
   return std::string(R"(
 Times each problem: a warm-up, then at least three runs and --min-time seconds,
-of which the median counts. Prints time, arithmetic and memory rates, the share
-of the limit that binds (a large copy or register multiply-adds, measured when
-the command starts), workspace and peak memory. backward=1 times a layer forward
-and backward; for an operation it times the gradient alone.
+of which the median counts; layers of up to 16 tokens take turns among 16
+routings, so that their experts come from memory. Prints time, arithmetic and
+memory rates, the share of the limit that binds (copying, reading or arithmetic
+on registers, measured when the command starts), the rate at which weights were
+streamed, workspace and peak memory. backward=1 times a layer forward and
+backward; for an operation it times the gradient alone.
 
 Examples:
   moe64 bench tokens=1

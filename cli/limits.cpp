@@ -1,116 +1,97 @@
+#include "arithmetic.hpp"
 #include "cases/mapping.hpp"
 #include "cases/parallel.hpp"
 #include "machine.hpp"
+#include "timing.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
 namespace moe64::cli {
 namespace {
 
-using clock = std::chrono::steady_clock;
+constexpr index_t buffer_bytes = index_t{256} << 20;  // larger than the caches
 
-/// Seconds of the fastest of three runs of body(thread) on all threads.
-template <class Body>
-double fastest(cpu_executor& executor, Body const& body) {
-  double best = 1e300;
-  for (int i = 0; i < 3; ++i) {
-    auto const begin = clock::now();
-    cases::parallel_for(&executor, executor.concurrency(), body);
-    best = std::min(best, std::chrono::duration<double>(clock::now() - begin).count());
-  }
-  return best;
-}
+using word = std::uint64_t;
 
-constexpr index_t rounds = index_t{1} << 21;
-constexpr int accumulators = 12;  // enough to hide the latency of a multiply-add
-
-/// Rounds of multiply-adds on registers of Lanes floats. It is inlined into functions that are
-/// compiled for one instruction set each; the sum keeps the compiler from leaving the work out.
-template <std::size_t Lanes, bool Fused>
-[[gnu::always_inline]] inline float multiply_add_loop() {
-  constexpr std::size_t registers = accumulators;
-  float sums[registers][Lanes];
-  for (std::size_t a = 0; a < registers; ++a) {
-    for (std::size_t lane = 0; lane < Lanes; ++lane) sums[a][lane] = static_cast<float>(a + lane);
-  }
-  for (index_t i = 0; i < rounds; ++i) {
-    for (std::size_t a = 0; a < registers; ++a) {
-      for (std::size_t lane = 0; lane < Lanes; ++lane) {
-        float& sum = sums[a][lane];
-        sum = Fused ? __builtin_fmaf(sum, 0.999F, 0.001F) : sum * 0.999F + 0.001F;
-      }
+/// The sum of `words` numbers, read as Streams ranges side by side: which number of them keeps most
+/// lines on their way differs from machine to machine. Inlined into one function per instruction
+/// set; two lines of sums per range hide the latency of the additions.
+template <std::size_t Streams>
+[[gnu::always_inline]] inline word sum_of(word const* data, index_t words) {
+  constexpr std::size_t lanes = 16;
+  index_t const range = words / static_cast<index_t>(Streams * lanes) * index_t{lanes};
+  word sums[Streams][lanes] = {};
+  for (index_t i = 0; i < range; i += index_t{lanes}) {
+    for (std::size_t s = 0; s < Streams; ++s) {
+      word const* const at = data + static_cast<index_t>(s) * range + i;
+      for (std::size_t lane = 0; lane < lanes; ++lane) sums[s][lane] += at[lane];
     }
   }
-  float total = 0.0F;
-  for (std::size_t a = 0; a < registers; ++a) {
-    for (std::size_t lane = 0; lane < Lanes; ++lane) total += sums[a][lane];
+  word total = 0;
+  for (auto const& range_sums : sums) {
+    for (word const sum : range_sums) total += sum;
   }
   return total;
 }
 
+word one_range(word const* data, index_t words) { return sum_of<1>(data, words); }
+word four_ranges(word const* data, index_t words) { return sum_of<4>(data, words); }
 #if defined(__x86_64__)
-__attribute__((target("avx512f"))) float loop_avx512() { return multiply_add_loop<16, true>(); }
-__attribute__((target("avx2,fma"))) float loop_avx2() { return multiply_add_loop<8, true>(); }
-float loop_baseline() { return multiply_add_loop<4, false>(); }
-#elif defined(__ARM_FEATURE_FMA)
-float loop_baseline() { return multiply_add_loop<4, true>(); }
-#else
-float loop_baseline() { return multiply_add_loop<4, false>(); }
+__attribute__((target("avx512f"))) word four_wide_ranges(word const* data, index_t words) {
+  return sum_of<4>(data, words);
+}
 #endif
 
-struct multiply_add {
-  float (*loop)();
-  int lanes;
-};
+using read_loop = word (*)(word const*, index_t);
 
-/// Every loop that this machine can run: the widest is not always the fastest.
-std::vector<multiply_add> runnable_loops() {
-  std::vector<multiply_add> loops{{loop_baseline, 4}};
+std::vector<read_loop> read_loops() {
+  std::vector<read_loop> loops{one_range, four_ranges};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0) {
-    loops.push_back({loop_avx2, 8});
-  }
-  if (__builtin_cpu_supports("avx512f") != 0) loops.push_back({loop_avx512, 16});
+  if (__builtin_cpu_supports("avx512f") != 0) loops.push_back(four_wide_ranges);
 #endif
   return loops;
 }
 
-double measure_fma(cpu_executor& executor) {
-  double best = 0.0;
-  std::vector<float> sink(static_cast<std::size_t>(executor.concurrency()));
-  for (multiply_add const& candidate : runnable_loops()) {
-    double const seconds = fastest(executor, [&](index_t thread) {
-      sink[static_cast<std::size_t>(thread)] = candidate.loop();
-    });
-    double const flops = 2.0 * static_cast<double>(rounds) * double{accumulators} *
-                         static_cast<double>(candidate.lanes) *
-                         static_cast<double>(executor.concurrency());
-    best = std::max(best, flops / seconds);
-  }
-  return best;
-}
-
-double measure_copy(cpu_executor& executor) {
+void measure_memory(cpu_executor& executor, machine_limits& limits) {
   index_t const threads = executor.concurrency();
-  index_t const share = (index_t{256} << 20) / threads;  // larger than the caches
+  index_t const share = buffer_bytes / threads / 4096 * 4096;
+  auto const bytes = static_cast<double>(share * threads);
   cases::mapping const from(share * threads);
   cases::mapping const to(share * threads);
-  std::memset(from.data(), 1, static_cast<std::size_t>(from.bytes()));
-  double const seconds = fastest(executor, [&](index_t thread) {
-    std::memcpy(to.data() + thread * share, from.data() + thread * share,
-                static_cast<std::size_t>(share));
+  cases::parallel_for(&executor, threads, [&](index_t thread) {
+    std::memset(from.data() + thread * share, 1, static_cast<std::size_t>(share));
+    std::memset(to.data() + thread * share, 2, static_cast<std::size_t>(share));
   });
-  return 2.0 * static_cast<double>(share * threads) / seconds;
+  limits.copy_bytes_per_s = 2.0 * bytes / fastest_of_three(executor, [&](index_t thread) {
+                              std::memcpy(to.data() + thread * share, from.data() + thread * share,
+                                          static_cast<std::size_t>(share));
+                            });
+  // Both buffers in turn: of one alone a cache could keep a tenth from run to run.
+  std::vector<word> sink(static_cast<std::size_t>(threads));
+  for (read_loop const loop : read_loops()) {
+    double const seconds = fastest_of_three(executor, [&](index_t thread) {
+      word sum = 0;
+      for (cases::mapping const* const buffer : {&from, &to}) {
+        auto const* const data = reinterpret_cast<word const*>(buffer->data() + thread * share);
+        sum += loop(data, share / index_t{sizeof(word)});
+      }
+      sink[static_cast<std::size_t>(thread)] = sum;
+    });
+    limits.read_bytes_per_s = std::max(limits.read_bytes_per_s, 2.0 * bytes / seconds);
+  }
 }
 
 }  // namespace
 
 machine_limits measure_limits(cpu_executor& executor) {
-  return {measure_copy(executor), measure_fma(executor)};
+  machine_limits limits;
+  measure_memory(executor, limits);
+  measure_arithmetic(executor, limits);
+  return limits;
 }
 
 }  // namespace moe64::cli

@@ -25,11 +25,15 @@ void reset_peak_memory();
 /// Largest resident size of this process since then, in bytes; 0 when the system does not say.
 [[nodiscard]] double peak_memory();
 
-/// The fastest that this machine went in two simple loops, on all threads of the executor: what
-/// shares of a limit refer to.
+/// The fastest that this machine went in simple loops, on all threads of the executor: what shares
+/// of a limit refer to. 0: the processor has no such instruction.
 struct machine_limits {
-  double copy_bytes_per_s = 0.0;  ///< bytes read plus bytes written of a large copy
-  double fma_flops_per_s = 0.0;   ///< f32 multiply-adds on registers, two operations each
+  double copy_bytes_per_s = 0.0;       ///< bytes read plus bytes written of a large copy
+  double read_bytes_per_s = 0.0;       ///< bytes of a large sum
+  double fma_flops_per_s = 0.0;        ///< f32 multiply-adds on registers, two operations each
+  double bf16_flops_per_s = 0.0;       ///< bf16 dot products on registers (AVX512_BF16)
+  double bf16_tile_flops_per_s = 0.0;  ///< products of bf16 tiles (AMX)
+  double int8_ops_per_s = 0.0;         ///< int8 dot products on registers (AVX512_VNNI)
 };
 [[nodiscard]] machine_limits measure_limits(cpu_executor& executor);
 

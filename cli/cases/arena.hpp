@@ -39,6 +39,8 @@ class arena {
   [[nodiscard]] std::vector<std::string> damaged() const;
   /// Bytes of all buffers of one purpose.
   [[nodiscard]] index_t bytes(purpose use) const;
+  /// Bytes that its users said they will touch.
+  [[nodiscard]] index_t touched() const noexcept { return touched_; }
   [[nodiscard]] moe64::device device() const noexcept { return device_; }
   [[nodiscard]] index_t limit() const noexcept { return limit_; }
 

@@ -65,7 +65,7 @@ class grouped_gemm_scenario final : public scenario {
                              static_cast<double>(bits(args_.x.type())) / 8.0;
     double const low_rank = static_cast<double>(s_.p.lora) * static_cast<double>(args_.y.extent[1]);
     return {2.0 * rows * (products() + low_rank),
-            weight_bytes_ + rows * row_bytes + bytes_of(args_.y, routed_.live())};
+            weight_bytes_ + rows * row_bytes + bytes_of(args_.y, routed_.live()), weight_bytes_};
   }
 
   [[nodiscard]] std::vector<named_tensor> outputs() const override { return {{"y", args_.y}}; }

@@ -4,6 +4,7 @@
 #include "moe64/layer.hpp"
 
 #include <cmath>
+#include <set>
 
 namespace moe64::cases {
 namespace {
@@ -51,7 +52,11 @@ layer_scenario::layer_scenario(setting const& s) : s_(s) {
     refuse_exact(s, "only act=relu2 with io=f32, and not mode=w8a8, keeps integers exact");
   }
   routed_ = make_routing(s.memory, p, s.data);
-  weight_builder build(s.memory, p, s.data, s.executor, routed_.used_experts());
+  for (index_t draw = 1; draw < s.routings; ++draw) {
+    other_draws_.push_back(make_routing(s.memory, p, s.data, draw));
+  }
+  std::vector<index_t> const used = experts_of_all_draws();
+  weight_builder build(s.memory, p, s.data, s.executor, used);
   int const parts = parts_of(p);
   layer_.gate_up.weights = build.stack("gate_up", tensor_id::gate_up, parts, p.inter, p.hidden);
   layer_.down.weights = build.stack("down", tensor_id::down, 1, p.hidden, p.inter);
@@ -67,7 +72,7 @@ layer_scenario::layer_scenario(setting const& s) : s_(s) {
   layer_.mode = p.mode;
   layer_.weight_on = p.weight_on;
   layer_.implementation = p.impl;
-  weight_bytes_ = build.bytes_in_use();
+  expert_bytes_ = used.empty() ? 0.0 : build.bytes_in_use() / static_cast<double>(used.size());
   mode_ = resolve_mode(layer_, p.device);
   double const x =
       p.weight_on == weight_placement::input ? 1.0 / static_cast<double>(p.top_k) : 1.0;
@@ -77,8 +82,7 @@ layer_scenario::layer_scenario(setting const& s) : s_(s) {
 
   layer_shape const shape{p.tokens, p.top_k, p.io};
   forward_.x = plain_rows(s, "x", tensor_id::x, p.tokens, p.tokens, p.hidden);
-  forward_.expert_ids = routed_.expert_ids;
-  forward_.weights = routed_.weights;
+  use_routing(0);
   forward_.y = s.memory.tensor("y", purpose::output, p.io, {p.tokens, p.hidden});
   if (p.backward) {
     forward_.saved = s.memory.scratch("saved", saved_bytes(layer_, shape, p.device));
@@ -122,6 +126,23 @@ projection_gradients layer_scenario::parameter_gradients(std::string const& name
   return d;
 }
 
+void layer_scenario::use_routing(index_t routing) {
+  routed_tokens const& chosen =
+      routing == 0 ? routed_ : other_draws_.at(static_cast<std::size_t>(routing - 1));
+  forward_.expert_ids = chosen.expert_ids;
+  forward_.weights = chosen.weights;
+}
+
+std::vector<index_t> layer_scenario::experts_of_all_draws() const {
+  std::set<index_t> used;
+  auto const add = [&](routed_tokens const& routed) {
+    for (index_t const e : routed.used_experts()) used.insert(e);
+  };
+  add(routed_);
+  for (routed_tokens const& draw : other_draws_) add(draw);
+  return {used.begin(), used.end()};
+}
+
 void layer_scenario::execute(stream where) const {
   forward(layer_, forward_, where);
   if (s_.p.backward) backward(layer_, backward_, where);
@@ -139,13 +160,21 @@ std::string layer_scenario::remark() const {
 }
 
 work layer_scenario::cost() const {
-  auto const rows = static_cast<double>(routed_.live());
+  auto rows = static_cast<double>(routed_.live());
+  auto experts = static_cast<double>(routed_.used_experts().size());
+  for (routed_tokens const& draw : other_draws_) {
+    rows += static_cast<double>(draw.live());
+    experts += static_cast<double>(draw.used_experts().size());
+  }
+  rows /= static_cast<double>(routings());
+  double const weights = expert_bytes_ * experts / static_cast<double>(routings());
   double const pass = 2.0 * rows * oracle::slot_cost(layer_);
-  work total{pass,
-             weight_bytes_ + bytes_of(forward_.x, s_.p.tokens) + bytes_of(forward_.y, s_.p.tokens)};
+  work total{pass, weights + bytes_of(forward_.x, s_.p.tokens) + bytes_of(forward_.y, s_.p.tokens),
+             weights};
   if (!s_.p.backward) return total;
   total.flops += pass;
   total.bytes += total.bytes + bytes_of(backward_.dy, s_.p.tokens);
+  total.weight_bytes += weights;
   for (named_tensor const& d : parameters()) {
     total.bytes += bytes_of(d.tensor, d.tensor.extent[0]);
     if (d.tensor.rank < 3) continue;

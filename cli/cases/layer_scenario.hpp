@@ -20,8 +20,11 @@ class layer_scenario final : public scenario {
   [[nodiscard]] std::vector<named_tensor> outputs() const override;
   [[nodiscard]] index_t skipped_slots() const override { return routed_.rows.skipped; }
   [[nodiscard]] std::string remark() const override;
+  [[nodiscard]] index_t routings() const override { return 1 + std::ssize(other_draws_); }
+  void use_routing(index_t routing) override;
 
  private:
+  [[nodiscard]] std::vector<index_t> experts_of_all_draws() const;
   [[nodiscard]] projection_gradients parameter_gradients(std::string const& name,
                                                          projection const& from);
   /// Gradients of parameters that are asked for, each [experts, ...].
@@ -36,12 +39,13 @@ class layer_scenario final : public scenario {
 
   setting s_;
   routed_tokens routed_;
+  std::vector<routed_tokens> other_draws_;
   layer_desc layer_;
   forward_args forward_;
   backward_args backward_;
   mode_choice mode_;
   activation_magnitude magnitude_;
-  double weight_bytes_ = 0.0;
+  double expert_bytes_ = 0.0;  ///< weights of one expert
 };
 
 }  // namespace moe64::cases

@@ -67,7 +67,7 @@ struct problem_case::state {
     // The library knows which devices this build can serve, and says why not.
     (void)plan_scratch_bytes(1, 1, 1, p.device);
     check_size(p, memory.limit());
-    scene = make_scenario({p, options.data, memory, options.executor});
+    scene = make_scenario({p, options.data, memory, options.executor, options.routings});
   }
 
   problem p;
@@ -87,6 +87,10 @@ void problem_case::prepare() { state_->memory.poison(); }
 
 void problem_case::execute(stream where) const { state_->scene->execute(where); }
 
+index_t problem_case::routings() const { return state_->scene->routings(); }
+
+void problem_case::use_routing(index_t routing) { state_->scene->use_routing(routing); }
+
 std::vector<operation_report> problem_case::explain(stream where) const {
   return state_->scene->explain(where);
 }
@@ -105,6 +109,8 @@ std::string problem_case::remark() const { return state_->scene->remark(); }
 work problem_case::cost() const { return state_->scene->cost(); }
 
 index_t problem_case::workspace_bytes() const { return state_->memory.bytes(purpose::scratch); }
+
+index_t problem_case::operand_bytes() const { return state_->memory.touched() - workspace_bytes(); }
 
 tensor_view problem_case::output(std::string_view name) const {
   std::string names;

@@ -17,6 +17,7 @@ struct case_options {
   cpu_executor* executor =
       nullptr;                ///< fills the operands and runs the oracle; null: the calling thread
   index_t memory_limit = -1;  ///< bytes that may be touched; -1: what the system has left
+  index_t routings = 1;       ///< op=layer: independent routings to take turns with use_routing
 };
 
 /// What verify found.
@@ -54,6 +55,10 @@ class problem_case {
   void prepare();
   /// Run once, on whatever outputs and scratch hold.
   void execute(stream where) const;
+  /// Routings that the case was built with (1 for anything but a layer), and which one execute uses
+  /// from now on. The first is the one that verify knows.
+  [[nodiscard]] index_t routings() const;
+  void use_routing(index_t routing);
   /// Compare what the last execution left with the oracle.
   [[nodiscard]] verification verify(stream where, double budget = default_budget,
                                     progress_report progress = {}) const;
@@ -65,6 +70,9 @@ class problem_case {
   [[nodiscard]] std::string remark() const;
   [[nodiscard]] work cost() const;
   [[nodiscard]] index_t workspace_bytes() const;
+  /// Bytes of all inputs (experts without a slot excepted where they are never touched) and
+  /// outputs.
+  [[nodiscard]] index_t operand_bytes() const;
   /// Outputs by name; errc::invalid_argument for one that the problem does not have.
   [[nodiscard]] tensor_view output(std::string_view name) const;
 

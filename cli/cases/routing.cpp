@@ -15,7 +15,7 @@ bool contains(std::span<index_t const> ids, index_t id) {
 /// Chooses the experts of one token after another.
 class chooser {
  public:
-  explicit chooser(problem const& p) : p_(p) {
+  chooser(problem const& p, std::uint64_t seed) : p_(p), seed_(seed) {
     if (p.routing != routing_kind::zipf) return;
     double sum = 0.0;
     for (index_t e = 0; e < p.experts; ++e) {
@@ -39,7 +39,7 @@ class chooser {
  private:
   /// Floyd's sampling: every set of top_k experts is equally likely.
   [[nodiscard]] index_t evenly(index_t slot, index_t k, std::span<index_t const> chosen) const {
-    std::uint64_t const hash = random_bits(p_.seed, tensor_id::expert_ids, slot);
+    std::uint64_t const hash = random_bits(seed_, tensor_id::expert_ids, slot);
     auto const experts = static_cast<std::uint64_t>(p_.experts);
     if (p_.top_k > p_.experts) return static_cast<index_t>(hash % experts);
     index_t const last = p_.experts - p_.top_k + k;
@@ -48,7 +48,7 @@ class chooser {
   }
 
   [[nodiscard]] index_t by_popularity(index_t slot, std::span<index_t const> chosen) const {
-    std::uint64_t const hash = random_bits(p_.seed, tensor_id::expert_ids, slot);
+    std::uint64_t const hash = random_bits(seed_, tensor_id::expert_ids, slot);
     double const draw = static_cast<double>(hash >> 11U) * 0x1p-53 * share_below_.back();
     auto const found = std::upper_bound(share_below_.begin(), share_below_.end() - 1, draw);
     index_t id = found - share_below_.begin();
@@ -58,13 +58,14 @@ class chooser {
   }
 
   problem const& p_;
+  std::uint64_t seed_;
   std::vector<double> share_below_;  // zipf: sum of 1 / (e + 1) up to and with expert e
 };
 
 /// -1, the number of experts, or the id itself.
-index_t with_sentinels(problem const& p, index_t slot, index_t id) {
+index_t with_sentinels(problem const& p, std::uint64_t seed, index_t slot, index_t id) {
   if (p.routing != routing_kind::sentinel) return id;
-  std::uint64_t const hash = random_bits(p.seed, tensor_id::sentinels, slot);
+  std::uint64_t const hash = random_bits(seed, tensor_id::sentinels, slot);
   if (static_cast<double>(hash >> 11U) * 0x1p-53 >= p.sentinel_share) return id;
   return hash % 2 == 0 ? -1 : p.experts;
 }
@@ -112,7 +113,8 @@ std::vector<index_t> routed_tokens::used_experts() const {
   return used;
 }
 
-routed_tokens make_routing(arena& memory, problem const& p, data_mode data) {
+routed_tokens make_routing(arena& memory, problem const& p, data_mode data, index_t draw) {
+  std::uint64_t const seed = p.seed + static_cast<std::uint64_t>(draw) * 0x9e3779b97f4a7c15U;
   routed_tokens routed;
   bool const narrow_ids = p.seed % 2 == 0 && p.experts < std::numeric_limits<std::int32_t>::max();
   routed.expert_ids = memory.tensor("expert_ids", purpose::input,
@@ -123,20 +125,21 @@ routed_tokens make_routing(arena& memory, problem const& p, data_mode data) {
   auto const source = data == data_mode::exact
                           ? number_source::one_of(dtype::f32, {0.5, 1.0})
                           : number_source::spread(dtype::f32, 0.5 * even, 2.0 * even);
-  source.fill(routed.weights, p.seed, tensor_id::slot_weights, nullptr);
+  source.fill(routed.weights, seed, tensor_id::slot_weights, nullptr);
 
-  chooser const choice(p);
+  chooser const choice(p, seed);
   std::vector<index_t> ids(static_cast<std::size_t>(p.top_k));
   for (index_t token = 0; token < p.tokens; ++token) {
     choice.choose(token, ids);
-    if (token == p.tokens - 1) {
+    if (draw == 0 && token == p.tokens - 1) {
       auto const last = std::find(ids.begin(), ids.end(), p.experts - 1);
       if (last != ids.end()) *last = ids.back();
       ids.back() = p.experts - 1;
     }
     for (index_t k = 0; k < p.top_k; ++k) {
       index_t const slot = token * p.top_k + k;
-      store_id(routed.expert_ids, slot, with_sentinels(p, slot, ids[static_cast<std::size_t>(k)]));
+      store_id(routed.expert_ids, slot,
+               with_sentinels(p, seed, slot, ids[static_cast<std::size_t>(k)]));
     }
   }
   routed.rows = oracle::plan(routed.expert_ids, p.experts, 0, p.experts, -1);

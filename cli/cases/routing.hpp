@@ -30,8 +30,11 @@ struct routed_tokens {
 /// The routing of p: uniform and zipf choose different experts for the slots of a token (as long as
 /// there are enough), one_expert sends all slots to the last expert, sentinel replaces a share of
 /// the uniform choices by -1 or `experts`. But for sentinels, the last slot of all always goes to
-/// the last expert, so that the far end of every stack is read.
-[[nodiscard]] routed_tokens make_routing(arena& memory, problem const& p, data_mode data);
+/// the last expert, so that the far end of every stack is read. A `draw` past 0 is another routing
+/// of the same problem, without that exception: an expert that every draw had could stay in a
+/// cache.
+[[nodiscard]] routed_tokens make_routing(arena& memory, problem const& p, data_mode data,
+                                         index_t draw = 0);
 
 /// The routing_plan that `plan` should make, written by hand: operations after it are tested
 /// without it.

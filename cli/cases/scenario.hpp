@@ -12,10 +12,12 @@
 
 namespace moe64::cases {
 
-/// What one execution computes and must move at least: each operand once.
+/// What one execution computes and must move at least: each operand once (a layer's weights once
+/// per pass). The mean over the routings of a case that has several.
 struct work {
   double flops = 0.0;
   double bytes = 0.0;
+  double weight_bytes = 0.0;  ///< of `bytes`: expert weights with their scales, biases, adapters
 };
 
 struct operation_report {
@@ -34,6 +36,7 @@ struct setting {
   data_mode data;
   arena& memory;
   cpu_executor* executor;
+  index_t routings = 1;
 };
 
 /// One kind of problem with its operands: how it runs, and what must come out. Made by the
@@ -49,6 +52,10 @@ class scenario {
   [[nodiscard]] virtual std::vector<named_tensor> outputs() const = 0;
   /// Slots that hold no expert.
   [[nodiscard]] virtual index_t skipped_slots() const { return 0; }
+  /// How many routings it was built with, and which of them execute uses; compare is about the
+  /// first.
+  [[nodiscard]] virtual index_t routings() const { return 1; }
+  virtual void use_routing(index_t /*routing*/) {}
   /// The compute mode and why it was chosen, where there is a choice.
   [[nodiscard]] virtual std::string remark() const { return {}; }
 };

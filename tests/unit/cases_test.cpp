@@ -161,6 +161,23 @@ TEST(make_routing, one_expert_takes_all_and_even_seeds_have_32_bit_ids) {
   EXPECT_EQ(routed.expert_ids.type, dtype::int32);
 }
 
+TEST(make_routing, other_draws_differ_and_do_not_all_have_the_last_expert) {
+  problem const p = parse_problem("tokens=2 experts=64 top_k=4 seed=2");
+  arena memory(p.device);
+  std::set<std::vector<index_t>> seen;
+  int with_last = 0;
+  for (index_t draw = 0; draw < 16; ++draw) {
+    auto const routed = make_routing(memory, p, data_mode::random, draw);
+    EXPECT_EQ(routed.expert_ids.type, dtype::int32);
+    EXPECT_EQ(routed.live(), 8);
+    seen.insert(routed.used_experts());
+    if (routed.rows_of(63) > 0) ++with_last;
+  }
+  EXPECT_EQ(seen.size(), 16U);
+  EXPECT_GE(with_last, 1);  // the first
+  EXPECT_LT(with_last, 8);
+}
+
 // ---- memory
 // ----------------------------------------------------------------------------------------------------
 
@@ -198,6 +215,40 @@ TEST(problem_case, the_same_line_gives_the_same_bits) {
   for (char const* output : {"y", "dx", "d_weights", "d_gate_lora_b", "d_down_lora_a"}) {
     EXPECT_EQ(bytes_of(first.output(output)), bytes_of(second.output(output))) << output;
   }
+}
+
+TEST(problem_case, routings_take_turns_and_the_first_is_the_one_of_the_line) {
+  problem const p = parse_problem("tokens=2 hidden=64 inter=48 experts=16 top_k=2");
+  problem_case one(p);
+  problem_case many(p, {data_mode::random, nullptr, -1, 5});
+  EXPECT_EQ(one.routings(), 1);
+  ASSERT_EQ(many.routings(), 5);
+  run(one, cpu_stream());
+  std::set<std::string> seen;
+  for (index_t routing = 4; routing >= 0; --routing) {
+    many.use_routing(routing);
+    run(many, cpu_stream());
+    auto const y = bytes_of(many.output("y"));
+    seen.emplace(y.begin(), y.end());
+  }
+  EXPECT_EQ(seen.size(), 5U);
+  EXPECT_EQ(bytes_of(many.output("y")), bytes_of(one.output("y")));
+  EXPECT_TRUE(many.verify(cpu_stream()).ok());
+  EXPECT_THROW(many.use_routing(5), std::out_of_range);
+}
+
+TEST(problem_case, weight_bytes_are_those_of_the_mean_routing) {
+  problem const p = parse_problem("tokens=1 hidden=64 inter=32 experts=40 top_k=4 scale=row");
+  auto const expected = [](double experts) {
+    return experts * (3.0 * 64.0 * 32.0 + 4.0 * (2.0 * 32.0 + 64.0));
+  };
+  auto const cost = problem_case(p, {data_mode::random, nullptr, -1, 16}).cost();
+  EXPECT_DOUBLE_EQ(cost.weight_bytes, expected(4.0));  // every routing of one token has four
+  EXPECT_DOUBLE_EQ(cost.bytes, cost.weight_bytes + 2.0 * 2.0 * 64.0);
+  problem const both = parse_problem(to_string(p) + " backward=1");
+  EXPECT_DOUBLE_EQ(problem_case(both).cost().weight_bytes, expected(8.0));
+  problem const gather = parse_problem("op=gather " + to_string(p));
+  EXPECT_EQ(problem_case(gather).cost().weight_bytes, 0.0);
 }
 
 TEST(problem_case, an_output_that_was_never_written_fails) {
