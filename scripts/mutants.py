@@ -193,7 +193,7 @@ ROUTING = [
     Mutant("tail_of_columns_left_out", COMBINE,
            "        index_t const count = std::min(run_length, hidden - col);",
            "        index_t const count = std::min(run_length, (hidden - col) / 2 * 2);",
-           "unit", "combine.*"),
+           "unit", "combine.*:width.movement"),
     Mutant("all_rows_taken_for_live", ROWS,
            "  if (!live_rows.present()) return rows;", "  if (true) return rows;",
            "unit", "*quantize*:activate.*:gather.*"),

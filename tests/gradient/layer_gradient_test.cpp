@@ -2,11 +2,14 @@
 // Numbers are multiples of 2^-8 and steps are 2^-14, so that every perturbed f32 is exact.
 #include "oracle/oracle.hpp"
 #include "support/layer_fixture.hpp"
+#include "support/layer_implementations.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -16,6 +19,7 @@ namespace {
 
 using test::layer_case;
 using test::layer_memory;
+using test::layer_result;
 
 constexpr float step = 0x1p-14F;
 
@@ -43,12 +47,16 @@ float& element(tensor_view const& view, index_t i, index_t j, index_t k) {
       view.data)[i * view.stride[0] + j * view.stride[1] + k * view.stride[2]];
 }
 
-void expect_slopes(layer_memory const& memory, std::string const& name,
-                   tensor_view const& parameter, tensor_view const& gradient) {
+/// What every implementation that takes the case gives as gradients.
+using results_by_name = std::map<std::string, layer_result>;
+
+void expect_slopes(layer_memory const& memory, results_by_name const& results,
+                   std::string const& name, tensor_view const& parameter,
+                   tensor_view const& gradient) {
   if (!gradient.present()) return;
   ASSERT_TRUE(parameter.present()) << name;
   index_t const depth = parameter.rank > 2 ? parameter.extent[2] : 1;
-  std::vector<double> slopes, found;
+  std::vector<double> slopes;
   for (index_t i = 0; i < parameter.extent[0]; ++i) {
     for (index_t j = 0; j < parameter.extent[1]; ++j) {
       for (index_t k = 0; k < depth; ++k) {
@@ -60,34 +68,44 @@ void expect_slopes(layer_memory const& memory, std::string const& name,
         double const below = loss(memory);
         number = kept;
         slopes.push_back((above - below) / (2.0 * double{step}));
-        found.push_back(oracle::at(gradient, i, j, k));
       }
     }
   }
   double largest = 1.0;
   for (double const slope : slopes) largest = std::max(largest, std::fabs(slope));
-  for (std::size_t i = 0; i < slopes.size(); ++i) {
-    EXPECT_NEAR(found[i], slopes[i], tolerance * largest) << name << " at " << i;
+  for (auto const& [implementation, result] : results) {
+    std::vector<std::uint64_t> const& found = result.bits.at(name);
+    ASSERT_EQ(found.size(), slopes.size());
+    for (std::size_t i = 0; i < slopes.size(); ++i) {
+      float const number = std::bit_cast<float>(static_cast<std::uint32_t>(found[i]));
+      EXPECT_NEAR(double{number}, slopes[i], tolerance * largest)
+          << name << " at " << i << " of " << implementation;
+    }
   }
 }
 
 void expect_all_slopes(layer_case const& c) {
   SCOPED_TRACE(to_string(c));
+  results_by_name results;
+  test::for_each_implementation(
+      c, [&](layer_case const& forced) { results[forced.implementation] = test::run(forced); });
+  ASSERT_GE(results.size(), 3U);  // the best, scalar and reference
   layer_memory const memory(c);
-  memory.run_forward();
-  memory.run_backward();
   layer_gradients const& d = memory.backward.gradients;
-  expect_slopes(memory, "x", memory.forward.x, d.x);
-  expect_slopes(memory, "weights", memory.forward.weights, d.weights);
+  expect_slopes(memory, results, "dx", memory.forward.x, d.x);
+  expect_slopes(memory, results, "d_weights", memory.forward.weights, d.weights);
   auto const projection_slopes = [&](std::string const& base, projection const& p,
                                      projection_gradients const& g) {
     for (int i = 0; i < p.weights.parts(); ++i) {
       auto const part = static_cast<std::size_t>(i);
-      expect_slopes(memory, base + ".weights", p.weights.part(i).values(), g.weights[part]);
-      expect_slopes(memory, base + ".bias", p.bias[part], g.bias[part]);
-      expect_slopes(memory, base + ".lora_b", p.lora.b.part(i).values(), g.lora_b[part]);
+      std::string const end = "." + std::to_string(i);
+      expect_slopes(memory, results, base + ".weights" + end, p.weights.part(i).values(),
+                    g.weights[part]);
+      expect_slopes(memory, results, base + ".bias" + end, p.bias[part], g.bias[part]);
+      expect_slopes(memory, results, base + ".lora_b" + end, p.lora.b.part(i).values(),
+                    g.lora_b[part]);
     }
-    expect_slopes(memory, base + ".lora_a", p.lora.a.part(0).values(), g.lora_a);
+    expect_slopes(memory, results, base + ".lora_a", p.lora.a.part(0).values(), g.lora_a);
   };
   projection_slopes("gate_up", memory.desc.gate_up, d.gate_up);
   projection_slopes("down", memory.desc.down, d.down);

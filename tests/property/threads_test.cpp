@@ -1,18 +1,23 @@
 // Results never depend on who runs the tasks: thread counts, other executors, repeated and
 // concurrent calls.
 #include "moe64/cpu.hpp"
+#include "support/layer_batch.hpp"
 #include "support/layer_fixture.hpp"
+#include "support/layer_implementations.hpp"
 #include "support/random.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
+#include <string>
 #include <thread>
 #include <vector>
 
 namespace moe64 {
 namespace {
 
+using test::layer_batch;
 using test::layer_case;
 using test::layer_memory;
 using test::layer_result;
@@ -67,23 +72,56 @@ std::vector<layer_case> large_problems() {
   return all;
 }
 
-TEST(threads, one_to_eight_give_the_same_bits) {
-  std::vector<layer_case> all = large_problems();
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) all.push_back(random_layer_case(seed));
-  for (layer_case const& c : all) {
-    SCOPED_TRACE(to_string(c));
-    layer_memory const memory(c);
-    memory.run_forward();
-    memory.run_backward();
-    layer_result const alone = memory.result();
-    for (index_t threads = 1; threads <= 8; ++threads) {
-      cpu_pool pool(threads);
-      memory.poison_outputs();
-      memory.run_forward(cpu_stream(&pool));
-      memory.run_backward(cpu_stream(&pool));
-      EXPECT_EQ(memory.result().difference(alone), "") << threads << " threads";
-    }
+void expect_the_same_on_any_threads(layer_case c) {
+  // What code that takes one number at a time can afford still has many tasks.
+  bool const slow = c.implementation == "scalar" || c.implementation == "reference";
+  if (slow && c.token_count() > 100) c.route(100, 5);
+  SCOPED_TRACE(to_string(c));
+  layer_memory const memory(c);
+  memory.run_forward();
+  memory.run_backward();
+  layer_result const alone = memory.result();
+  for (index_t const threads : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 61}) {
+    cpu_pool pool(threads);
+    memory.poison_outputs();
+    memory.run_forward(cpu_stream(&pool));
+    memory.run_backward(cpu_stream(&pool));
+    EXPECT_EQ(memory.result().difference(alone), "") << threads << " threads";
   }
+}
+
+TEST(threads, one_to_sixteen_and_many_give_the_same_bits) {
+  for (layer_case const& c : large_problems()) {
+    test::for_each_implementation(c, expect_the_same_on_any_threads);
+  }
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    expect_the_same_on_any_threads(random_layer_case(seed));
+  }
+}
+
+/// What eight callers use at once: formats that each have code of their own.
+std::vector<layer_case> shared_layers() {
+  std::vector<layer_case> all;
+  for (weight_format const weight :
+       {weight_format::bf16, weight_format::e4m3, weight_format::int8}) {
+    layer_case c;
+    c.seed = 9;
+    c.hidden = 136;
+    c.inter = 56;
+    c.io = dtype::bf16;
+    c.parameter_type = dtype::bf16;
+    c.weight = weight;
+    if (weight != weight_format::bf16) c.scale = granularity::row();
+    if (weight == weight_format::int8) c.mode = compute_mode::w8a8;
+    if (weight == weight_format::e4m3) {
+      c.bias = true;
+      c.lora_gate_up = 3;
+      c.lora_down = 2;
+    }
+    c.route(90, 5);
+    all.push_back(std::move(c));
+  }
+  return all;
 }
 
 TEST(threads, tasks_in_any_order_give_the_same_bits) {
@@ -144,30 +182,49 @@ TEST(threads, eight_callers_share_a_pool) {
   }
 }
 
-TEST(threads, eight_callers_share_one_layer) {
-  // The same desc and operands for all; only y and the scratch memory are their own.
-  layer_case const c = large_problems()[2];
+/// Eight threads that each run forward and backward of one layer three times at once, in memory of
+/// their own; `pool_of(i)` is where caller i runs.
+template <class PoolOf>
+void expect_eight_callers_at_once(layer_case const& c, PoolOf const& pool_of) {
+  SCOPED_TRACE(to_string(c));
   layer_memory const shared(c);
-  shared.run_forward();
-  auto const wanted = test::bits_of(shared.forward.y);
-  cpu_pool pool(4);
-  std::vector<std::vector<std::uint64_t>> found(8);
+  std::vector<index_t> const tokens = test::all_tokens(c);
+  layer_batch alone(shared, tokens, true);
+  alone.run(c.implementation);
+  layer_result const wanted = alone.result();
+  std::deque<layer_batch> calls;
+  for (int i = 0; i < 8; ++i) calls.emplace_back(shared, tokens, true);
+  std::vector<std::string> found(calls.size());
   std::vector<std::thread> callers;
-  for (std::size_t i = 0; i < found.size(); ++i) {
+  for (std::size_t i = 0; i < calls.size(); ++i) {
     callers.emplace_back([&, i] {
-      test::test_tensor const y(c.io, {c.token_count(), c.hidden});
-      test::test_tensor const scratch =
-          test::make_workspace(forward_bytes(shared.desc, shared.shape, false, device::cpu()));
-      forward_args args = shared.forward;
-      args.y = y;
-      args.saved = {};
-      args.scratch = scratch.as_workspace();
-      forward(shared.desc, args, cpu_stream(&pool));
-      found[i] = y.codes();
+      for (int round = 0; round < 3; ++round) {
+        calls[i].run(c.implementation, cpu_stream(pool_of(i)));
+        found[i] += calls[i].result().difference(wanted);
+      }
     });
   }
   for (std::thread& caller : callers) caller.join();
-  for (auto const& bits : found) EXPECT_EQ(bits, wanted);
+  for (std::string const& difference : found) EXPECT_EQ(difference, "");
+}
+
+TEST(threads, eight_callers_of_one_layer_share_a_pool) {
+  cpu_pool pool(4);
+  for (layer_case const& c : shared_layers()) {
+    test::for_each_implementation(c, [&](layer_case const& forced) {
+      expect_eight_callers_at_once(forced, [&](std::size_t) { return &pool; });
+    });
+  }
+}
+
+TEST(threads, eight_callers_of_one_layer_have_pools_of_their_own) {
+  std::deque<cpu_pool> pools;
+  for (index_t i = 0; i < 8; ++i) pools.emplace_back(1 + i % 4);
+  for (layer_case const& c : shared_layers()) {
+    test::for_each_implementation(c, [&](layer_case const& forced) {
+      expect_eight_callers_at_once(forced, [&](std::size_t i) { return &pools[i]; });
+    });
+  }
 }
 
 }  // namespace

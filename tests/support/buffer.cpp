@@ -13,12 +13,14 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 
 namespace moe64::test {
 namespace {
 
-// AddressSanitizer has better canaries: memory is then exactly as long as the array.
+// AddressSanitizer has better canaries: without a fence memory is then as long as the array.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr index_t canary_bytes = 0;
 #elif defined(__has_feature)
@@ -30,7 +32,6 @@ constexpr index_t canary_bytes = 256;
 #else
 constexpr index_t canary_bytes = 256;
 #endif
-constexpr std::uint8_t canary = 0xc5;
 constexpr std::align_val_t alignment{workspace_alignment};
 
 std::size_t place(index_t i) { return static_cast<std::size_t>(i); }
@@ -73,11 +74,15 @@ std::uint64_t code_of(double value, dtype type) {
   return table.at(key_of(rounded));
 }
 
-void test_tensor::aligned_delete::operator()(std::uint8_t* memory) const {
-  ::operator delete[](memory, alignment);
+void release_memory::operator()(std::uint8_t* memory) const {
+  if (mapped_bytes == 0) {
+    ::operator delete[](memory, alignment);
+  } else {
+    ::munmap(memory, place(mapped_bytes));
+  }
 }
 
-test_tensor::test_tensor(dtype type, std::vector<index_t> const& extents) {
+test_tensor::test_tensor(dtype type, std::vector<index_t> const& extents, fence around) {
   view_.type = type;
   view_.rank = static_cast<std::uint8_t>(extents.size());
   index_t step = 1;
@@ -87,30 +92,68 @@ test_tensor::test_tensor(dtype type, std::vector<index_t> const& extents) {
     step *= std::max<index_t>(extents[d], 1);
     if (d + 1 == extents.size() && bits(type) == 4) step += step % 2;
   }
-  allocate();
+  allocate(around);
 }
 
 test_tensor::test_tensor(dtype type, std::vector<index_t> const& extents,
-                         std::vector<index_t> const& strides) {
+                         std::vector<index_t> const& strides, fence around) {
   view_.type = type;
   view_.rank = static_cast<std::uint8_t>(extents.size());
   std::copy(extents.begin(), extents.end(), view_.extent);
   std::copy(strides.begin(), strides.end(), view_.stride);
-  allocate();
+  allocate(around);
 }
 
-void test_tensor::allocate() {
+void test_tensor::allocate(fence around) {
   index_t span = 1;
   for (int d = 0; d < view_.rank; ++d) span += (view_.extent[d] - 1) * view_.stride[d];
   for (int d = 0; d < view_.rank; ++d) {
     if (view_.extent[d] == 0) span = 0;
   }
   bytes_ = (span * bits(view_.type) + 7) / 8;
-  memory_.reset(
-      static_cast<std::uint8_t*>(::operator new[](place(bytes_ + canary_bytes), alignment)));
-  std::memset(memory_.get() + bytes_, canary, place(canary_bytes));
-  view_.data = memory_.get();
+  if (around == fence::canaries) {
+    front_bytes_ = back_bytes_ = canary_bytes;
+    memory_.reset(
+        static_cast<std::uint8_t*>(::operator new[](place(bytes_ + 2 * canary_bytes), alignment)));
+    first_ = memory_.get() + front_bytes_;
+  } else {
+    index_t const page = ::sysconf(_SC_PAGESIZE);
+    index_t const inner = (bytes_ + page - 1) / page * page;
+    index_t const all = inner + 2 * page;
+    void* const mapped = ::mmap(nullptr, place(all), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    memory_ = {static_cast<std::uint8_t*>(mapped), release_memory{all}};
+    if (::mprotect(memory_.get() + page, place(inner), PROT_READ | PROT_WRITE) != 0) {
+      throw std::bad_alloc();
+    }
+    // Workspaces, the arrays of bytes, are lent at multiples of their alignment.
+    index_t const step = view_.type == dtype::uint8 ? workspace_alignment : 1;
+    index_t const gap = around == fence::behind ? (inner - bytes_) / step * step : 0;
+    front_bytes_ = gap;
+    back_bytes_ = inner - bytes_ - gap;
+    first_ = memory_.get() + page + gap;
+  }
+  for (index_t i = -front_bytes_; i < 0; ++i) first_[i] = around_byte(i);
+  for (index_t i = bytes_; i < bytes_ + back_bytes_; ++i) first_[i] = around_byte(i);
+  view_.data = first_;
   poison();
+}
+
+std::uint8_t test_tensor::around_byte(index_t i) const {
+  bool const odd = i % 2 != 0;
+  switch (view_.type) {
+    case dtype::f32:
+    case dtype::bf16:
+    case dtype::f16:
+      return odd ? 0xff : 0xc5;  // not the NaN that poison is
+    case dtype::e4m3:
+    case dtype::e5m2:
+      return odd ? 0xff : 0x7f;
+    case dtype::e8m0:
+      return 0xff;
+    default:
+      return 0xc5;
+  }
 }
 
 test_tensor::~test_tensor() {
@@ -126,7 +169,7 @@ std::uint8_t test_tensor::poison_byte() const {
 }
 
 void test_tensor::poison() {
-  if (bytes_ > 0) std::memset(memory_.get(), poison_byte(), place(bytes_));
+  if (bytes_ > 0) std::memset(first_, poison_byte(), place(bytes_));
 }
 
 template <class Visit>
@@ -170,23 +213,23 @@ void test_tensor::set_code(std::uint64_t code, index_t i, index_t j, index_t k) 
   index_t const offset = i * view_.stride[0] + j * view_.stride[1] + k * view_.stride[2];
   index_t const width = bits(view_.type);
   if (width == 4) {
-    std::uint8_t& byte = memory_[place(offset / 2)];
+    std::uint8_t& byte = first_[offset / 2];
     std::uint64_t const other = byte & (offset % 2 == 0 ? 0xf0U : 0x0fU);
     byte = static_cast<std::uint8_t>(other | (code << (offset % 2 == 0 ? 0 : 4)));
     return;
   }
-  std::memcpy(memory_.get() + offset * width / 8, &code, place(width / 8));
+  std::memcpy(first_ + offset * width / 8, &code, place(width / 8));
 }
 
 std::uint64_t test_tensor::code(index_t i, index_t j, index_t k) const {
   index_t const offset = i * view_.stride[0] + j * view_.stride[1] + k * view_.stride[2];
   index_t const width = bits(view_.type);
   if (width == 4) {
-    std::uint64_t const byte = memory_[place(offset / 2)];
+    std::uint64_t const byte = first_[offset / 2];
     return offset % 2 == 0 ? byte & 0xfU : byte >> 4;
   }
   std::uint64_t result = 0;
-  std::memcpy(&result, memory_.get() + offset * width / 8, place(width / 8));
+  std::memcpy(&result, first_ + offset * width / 8, place(width / 8));
   return result;
 }
 
@@ -206,14 +249,15 @@ std::vector<std::uint64_t> test_tensor::codes() const {
   return result;
 }
 
-std::vector<std::uint8_t> test_tensor::bytes() const {
-  return {memory_.get(), memory_.get() + bytes_};
-}
+std::vector<std::uint8_t> test_tensor::bytes() const { return {first_, first_ + bytes_}; }
 
 bool test_tensor::intact() const {
   if (memory_ == nullptr) return true;
-  for (index_t i = 0; i < canary_bytes; ++i) {
-    if (memory_[place(bytes_ + i)] != canary) return false;
+  for (index_t i = -front_bytes_; i < 0; ++i) {
+    if (first_[i] != around_byte(i)) return false;
+  }
+  for (index_t i = bytes_; i < bytes_ + back_bytes_; ++i) {
+    if (first_[i] != around_byte(i)) return false;
   }
   // What no element covers must still be poison.
   index_t const width = bits(view_.type);
@@ -227,12 +271,14 @@ bool test_tensor::intact() const {
   for (index_t n = 0; n < bytes_ * 2; ++n) {
     int const shift = n % 2 == 0 ? 0 : 4;
     if (covered[place(n)]) continue;
-    if (((memory_[place(n / 2)] ^ poison_byte()) >> shift & 0xf) != 0) return false;
+    if (((first_[n / 2] ^ poison_byte()) >> shift & 0xf) != 0) return false;
   }
   return true;
 }
 
-test_tensor make_workspace(index_t bytes) { return {dtype::uint8, {bytes}}; }
+test_tensor make_workspace(index_t bytes, fence around) {
+  return {dtype::uint8, std::vector<index_t>{bytes}, around};
+}
 
 std::string difference(std::vector<double> const& actual, std::vector<double> const& expected) {
   return difference(actual, expected, std::vector<double>(expected.size(), 0.0));

@@ -15,15 +15,30 @@ namespace moe64::test {
 /// searching the oracle's decoder, so it shares nothing with the codecs of the library.
 [[nodiscard]] std::uint64_t code_of(double value, dtype type);
 
-/// An array that owns its memory: filled with NaN (integers: 0x5a bytes), with a canary behind it.
-/// Whatever lies between the elements of a strided array must survive, too. Both are checked by
-/// intact(), and by the destructor, which fails the running test.
+/// What lies around the memory of an array.
+enum class fence {
+  canaries,  ///< NaN of the array's type on both sides, which must still be there at the end
+  behind,    ///< its last byte is the last of a page; touching the next one ends the program
+  in_front,  ///< its first byte is the first of a page that follows such a page
+};
+
+/// Gives back memory of an array: mapped, or from operator new.
+struct release_memory {
+  index_t mapped_bytes = 0;
+  void operator()(std::uint8_t* memory) const;
+};
+
+/// An array that owns its memory: filled with NaN (integers: 0x5a bytes), with NaN before and
+/// behind it (in types that have none: other codes). Whatever lies around and between the elements
+/// of a strided array must survive. This is checked by intact(), and by the destructor, which fails
+/// the running test.
 class test_tensor {
  public:
   test_tensor() = default;  ///< absent
-  test_tensor(dtype type, std::vector<index_t> const& extents);
+  test_tensor(dtype type, std::vector<index_t> const& extents, fence around = fence::canaries);
   /// Strides in elements.
-  test_tensor(dtype type, std::vector<index_t> const& extents, std::vector<index_t> const& strides);
+  test_tensor(dtype type, std::vector<index_t> const& extents, std::vector<index_t> const& strides,
+              fence around = fence::canaries);
   ~test_tensor();
   test_tensor(test_tensor&&) noexcept = default;
   test_tensor& operator=(test_tensor&&) noexcept = default;
@@ -53,21 +68,21 @@ class test_tensor {
   [[nodiscard]] bool intact() const;
 
  private:
-  struct aligned_delete {
-    void operator()(std::uint8_t* memory) const;
-  };
-  void allocate();
+  void allocate(fence around);
+  [[nodiscard]] std::uint8_t around_byte(index_t place) const;
   template <class Visit>
   void each(Visit const& visit) const;
   [[nodiscard]] std::uint8_t poison_byte() const;
 
   tensor_view view_;
   index_t bytes_ = 0;
-  std::unique_ptr<std::uint8_t[], aligned_delete> memory_;
+  std::unique_ptr<std::uint8_t[], release_memory> memory_;  // with what lies around
+  std::uint8_t* first_ = nullptr;                           // where the array begins
+  index_t front_bytes_ = 0, back_bytes_ = 0;                // around it, to be left alone
 };
 
 /// Memory for bind_plan and other workspaces.
-[[nodiscard]] test_tensor make_workspace(index_t bytes);
+[[nodiscard]] test_tensor make_workspace(index_t bytes, fence around = fence::canaries);
 
 /// Positions where two lists differ bit by bit (any NaN equals any NaN), in words; empty if none.
 [[nodiscard]] std::string difference(std::vector<double> const& actual,

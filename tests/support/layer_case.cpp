@@ -1,5 +1,6 @@
 #include "support/layer_case.hpp"
 
+#include "support/layer_implementations.hpp"
 #include "support/random.hpp"
 #include "support/routing.hpp"
 
@@ -45,7 +46,8 @@ void choose_storage(layer_case& c, random_source const& random) {
   c.id_type = random.chance(112, 0.5) ? dtype::int32 : dtype::int64;
   dtype const floats[] = {dtype::f32, dtype::bf16, dtype::f16};
   c.weight_type = floats[random.below(113, 3)];
-  c.parameter_type = floats[random.below(114, 3)];
+  // Most implementations want the factors of LoRA in the type of x.
+  c.parameter_type = random.chance(115, 0.5) ? c.io : floats[random.below(114, 3)];
 }
 
 void choose_sizes(layer_case& c, random_source const& random) {
@@ -96,7 +98,8 @@ std::string to_string(layer_case const& c) {
       << " in_first=" << c.in_first << " padding=" << c.padding << " step=" << c.step
       << " outer=" << c.outer << " id_type=" << name(c.id_type)
       << " weight_type=" << name(c.weight_type) << " capacity=" << c.capacity << " experts ["
-      << c.first_expert << ", +" << c.stored_experts() << ")" << (c.doubled ? " doubled" : "");
+      << c.first_expert << ", +" << c.stored_experts() << ")" << (c.doubled ? " doubled" : "")
+      << " implementation=" << (c.implementation.empty() ? "best" : c.implementation);
   if (c.ids.size() <= 100) {
     out << " ids=";
     for (index_t const id : c.ids) out << id << " ";
@@ -108,22 +111,24 @@ layer_case random_layer_case(std::uint64_t seed) {
   random_source const random(seed);
   layer_case c;
   c.seed = seed;
+  dtype const types[] = {dtype::f32, dtype::bf16, dtype::f16};
+  c.io = types[random.below(2, 3)];
   choose_sizes(c, random);
   choose_format(c, random);
   choose_storage(c, random);
-  dtype const types[] = {dtype::f32, dtype::bf16, dtype::f16};
-  c.io = types[random.below(2, 3)];
   c.act = {static_cast<activation>(random.below(1, 8)), 1.702F, 1.0F};
   c.bias = random.chance(3, 0.5);
-  index_t const ranks[] = {0, 1, 3, 16};
-  c.lora_gate_up = ranks[random.below(4, 4)];
-  c.lora_down = ranks[random.below(5, 4)];
+  index_t const ranks[] = {0, 0, 1, 3, 16};
+  c.lora_gate_up = ranks[random.below(4, 5)];
+  c.lora_down = ranks[random.below(5, 5)];
   if (random.chance(6, 0.3)) c.weight_on = weight_placement::input;
   bool const bytes = is_quantized(value_type(c.weight)) && bits(value_type(c.weight)) == 8;
-  if (bytes && random.chance(7, 0.4)) c.mode = compute_mode::w8a8;
+  bool const integers = c.weight == weight_format::int8;  // they alone have products of codes
+  if (bytes && random.chance(7, integers ? 0.8 : 0.4)) c.mode = compute_mode::w8a8;
   // The gradient jumps at a limit: where numbers are coarse none may be near it.
   if (c.io != dtype::f32 || c.mode == compute_mode::w8a8) c.act.limit = 50.0F;
   if (random.chance(8, 0.2)) c.weights.clear();
+  c.implementation = draw_implementation(c);
   return c;
 }
 
@@ -134,6 +139,7 @@ layer_case exact(layer_case c) {
   c.parameter_type = dtype::f32;
   if (c.mode == compute_mode::w8a8) c.mode = compute_mode::w8a16;
   if (!c.weights.empty()) c.weigh();
+  if (!c.implementation.empty()) c.implementation = draw_implementation(c);
   return c;
 }
 

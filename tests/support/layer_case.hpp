@@ -2,6 +2,7 @@
 
 #include "moe64/layer.hpp"
 #include "moe64/problem.hpp"
+#include "support/buffer.hpp"
 
 #include <cstdint>
 #include <string>
@@ -63,6 +64,8 @@ struct layer_case {
   index_t outer = 0;      ///< > 0: x is [outer, tokens / outer, hidden]
   dtype id_type = dtype::int64;
   dtype weight_type = dtype::f32;
+  fence around = fence::canaries;  ///< of every tensor and workspace
+  std::string implementation;      ///< forces the grouped GEMMs; empty: the best for each
 
   [[nodiscard]] index_t token_count() const { return std::ssize(tokens); }
   [[nodiscard]] index_t stored_experts() const { return stored < 0 ? std::ssize(experts) : stored; }
@@ -81,10 +84,12 @@ struct layer_case {
 /// Every field that is not the default, and the routing if it is short: what a failing test prints.
 [[nodiscard]] std::string to_string(layer_case const& c);
 
-/// A problem drawn from all combinations that the layer takes, small enough for many of them.
+/// A problem drawn from all combinations that the layer takes, small enough for many of them; its
+/// implementation is drawn among those that take it.
 [[nodiscard]] layer_case random_layer_case(std::uint64_t seed);
 
-/// The same problem without rounding: relu2, f32, integers, weights that are powers of two.
+/// The same problem without rounding: relu2, f32, integers, weights that are powers of two. An
+/// implementation that is forced is drawn anew, among those that take f32.
 [[nodiscard]] layer_case exact(layer_case c);
 
 /// Only the tokens at `places`, in that order, with their ids and weights.

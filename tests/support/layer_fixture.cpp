@@ -76,6 +76,7 @@ layer_memory::layer_memory(layer_case const& c) : c_(c) {
   desc.weight_on = c.weight_on;
   desc.first_expert = c.first_expert;
   desc.experts_total = c.stored < 0 ? 0 : std::ssize(c.experts);
+  desc.implementation = c_.implementation;
   shape = {c.token_count(), c.top_k, c.io};
 
   forward.x = make_tokens(c.io, c.hidden);
@@ -84,9 +85,9 @@ layer_memory::layer_memory(layer_case const& c) : c_(c) {
   forward.capacity = c.capacity;
   forward.y = make_tokens(c.io, c.hidden);
   device const cpu = device::cpu();
-  tensors_.push_back(make_workspace(saved_bytes(desc, shape, cpu)));
+  tensors_.push_back(make_workspace(saved_bytes(desc, shape, cpu), c.around));
   forward.saved = tensors_.back().as_workspace();
-  tensors_.push_back(make_workspace(forward_bytes(desc, shape, true, cpu)));
+  tensors_.push_back(make_workspace(forward_bytes(desc, shape, true, cpu), c.around));
   forward.scratch = tensors_.back().as_workspace();
 
   backward.x = forward.x;
@@ -98,7 +99,8 @@ layer_memory::layer_memory(layer_case const& c) : c_(c) {
   backward.gradients.weights = make(dtype::f32, {c.token_count(), c.top_k});
   backward.gradients.gate_up = make_gradients(desc.gate_up, c.lora_gate_up);
   backward.gradients.down = make_gradients(desc.down, c.lora_down);
-  tensors_.push_back(make_workspace(backward_bytes(desc, shape, backward.gradients, cpu)));
+  tensors_.push_back(
+      make_workspace(backward_bytes(desc, shape, backward.gradients, cpu), c.around));
   backward.scratch = tensors_.back().as_workspace();
 }
 
@@ -113,7 +115,7 @@ test_tensor& layer_memory::make(dtype type, std::vector<index_t> const& extents)
     span = span * std::max<index_t>(extents[d], 1) + c_.padding;
     if (packed) span += span % 2;
   }
-  return tensors_.emplace_back(type, extents, strides);
+  return tensors_.emplace_back(type, extents, strides, c_.around);
 }
 
 tensor_view layer_memory::make_tokens(dtype type, index_t cols) {

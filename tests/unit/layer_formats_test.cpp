@@ -2,10 +2,12 @@
 // width, each with every gradient, against the oracle within the bounds of cases/tolerance.hpp, and
 // bit by bit on integers.
 #include "cases/problem_case.hpp"
+#include "cpu/features.hpp"
 #include "moe64/cpu.hpp"
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,7 +17,7 @@ namespace {
 /// Multiply-adds of the oracle per problem; the rest is sampled.
 constexpr double budget = 6e5;
 
-void expect_ok(std::string const& line, cases::data_mode data) {
+void expect_ok_as_forced(std::string const& line, cases::data_mode data) {
   SCOPED_TRACE(line + (data == cases::data_mode::exact ? " (exact)" : ""));
   cases::case_options options;
   options.data = data;
@@ -25,6 +27,21 @@ void expect_ok(std::string const& line, cases::data_mode data) {
   EXPECT_TRUE(found.ok()) << found.message();
   EXPECT_GT(found.compared, 0);
   EXPECT_GE(found.outputs.size(), 3U);  // y, dx, d_weights
+}
+
+/// One of the implementations of the grouped GEMMs that take every call, by the letters of the
+/// line.
+std::string portable_for(std::string const& line) {
+  std::vector<std::string> names{"scalar", "reference"};
+  if (cpu::has_avx2()) names.emplace_back("avx2");
+  if (cpu::has_avx512()) names.emplace_back("avx512");
+  return names[std::hash<std::string>{}(line) % names.size()];
+}
+
+/// The best implementations, and one that takes every call.
+void expect_ok(std::string const& line, cases::data_mode data) {
+  expect_ok_as_forced(line, data);
+  expect_ok_as_forced(line + " impl=" + portable_for(line), data);
 }
 
 void expect_random(std::string const& line) { expect_ok(line, cases::data_mode::random); }

@@ -2,6 +2,7 @@
 // cannot say (storage, expert ranges, capacity, LoRA on one side, duplicates, sentinels).
 #include "support/error_matcher.hpp"
 #include "support/layer_fixture.hpp"
+#include "support/layer_implementations.hpp"
 
 #include <gtest/gtest.h>
 
@@ -19,12 +20,17 @@ using test::layer_numbers;
 
 std::size_t place(index_t i) { return static_cast<std::size_t>(i); }
 
-void expect_oracle(layer_case const& c) {
+void expect_oracle_as_forced(layer_case const& c) {
   SCOPED_TRACE(to_string(c));
   layer_memory const memory(c);
   memory.run_forward();
   memory.run_backward();
   EXPECT_EQ(oracle_difference(c, memory), "");
+}
+
+/// On every implementation that takes it.
+void expect_oracle(layer_case const& c) {
+  test::for_each_implementation(c, expect_oracle_as_forced);
 }
 
 /// As it is, within bounds, and on integers, bit by bit.

@@ -238,37 +238,35 @@ TEST(width, activations) {
   }
 }
 
-/// Outputs of 17 MB, whose rows begin at every place of a cache line.
+/// Outputs of 34 MB, whose rows begin at every place of a cache line.
 TEST(width, large_outputs) {
-  constexpr index_t rows = 1050, cols = 8171, halves = 2 * rows - 1;
-  test_tensor x(dtype::bf16, {1, rows, cols}), codes(dtype::e4m3, {1, halves, cols});
+  constexpr index_t rows = 1050, cols = 8171, quarters = 4 * rows - 3;
+  test_tensor x(dtype::f32, {1, rows, cols}), codes(dtype::e4m3, {1, quarters, cols});
   random_source const random(1);
   for (index_t i = 0; i < rows * cols; ++i) {
-    // Numbers of [2^-8, 2) with a sign.
-    static_cast<std::uint16_t*>(x.view().data)[i] =
-        static_cast<std::uint16_t>(0x3c00U + random.bits(i) % 0x400U + (random.bits(-i) & 0x8000U));
+    static_cast<float*>(x.view().data)[i] = static_cast<float>(random.uniform(i, -4.0, 4.0));
   }
-  test_tensor factors(dtype::f32, {1, halves, 1});
-  tensor_view twice = x.view();  // rows that overlap: half as much to fill
-  twice.extent[1] = halves;
-  twice.stride[1] = cols / 2;
-  expect_agreement(quantize_args{twice, granularity::row(), codes, factors}, {&codes, &factors},
-                   agreement::all);
-  test_tensor out(dtype::bf16, {1, rows, cols});
+  test_tensor factors(dtype::f32, {1, quarters, 1});
+  tensor_view overlapping = x.view();
+  overlapping.extent[1] = quarters;
+  overlapping.stride[1] = cols / 4;
+  expect_agreement(quantize_args{overlapping, granularity::row(), codes, factors},
+                   {&codes, &factors}, agreement::all);
+  test_tensor out(dtype::f32, {1, rows, cols});
   auto const q = quantized_view::scaled(codes.view().slice(1, 0, rows),
                                         factors.view().slice(1, 0, rows), granularity::row());
   expect_agreement(dequantize_args{q, out}, {&out}, agreement::all);
   test_plan const p = plan_of(rows / 2, 2, 0.0);
   tensor_view const tokens = x.view().as_matrix().slice(0, 0, rows / 2);
-  test_tensor moved(dtype::bf16, {rows, cols}), y(dtype::bf16, {rows, cols});
+  test_tensor moved(dtype::f32, {rows, cols}), y(dtype::f32, {rows, cols});
   for (bool const weighted : {false, true}) {
     expect_agreement(gather_args{tokens, {}, p.plan, weighted, moved}, {&moved}, agreement::all);
   }
   test_plan const single = plan_of(rows, 1, 0.0);
-  expect_agreement(combine_args{quantized_view::plain(x.view().as_matrix()), single.plan, true, y},
-                   {&y}, agreement::all);
-  test_tensor d_up(dtype::bf16, {rows, cols});
   tensor_view const gate = x.view().as_matrix();
+  expect_agreement(combine_args{quantized_view::plain(gate), single.plan, true, y}, {&y},
+                   agreement::all);
+  test_tensor d_up(dtype::f32, {rows, cols});
   expect_agreement(activate_args{{activation::relu2}, gate, {}, {}, y}, {&y},
                    agreement::widths_without_nan);
   expect_agreement(activate_backward_args{{}, gate, moved, gate, nullptr, {}, y, d_up}, {&y, &d_up},
