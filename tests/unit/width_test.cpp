@@ -53,8 +53,8 @@ std::vector<std::uint8_t> bytes_of(test_tensor& tensor, bool nan_is_nan) {
 /// any.
 enum class agreement { all, widths, widths_without_nan };
 
-/// The implementations write the same bytes to all outputs, on one thread and on three, and nothing
-/// around them.
+/// The implementations write the same bytes to all outputs, on one thread and on three. (That they
+/// write nothing around them is for the destructor of an output to see.)
 template <class Args>
 void expect_agreement(Args args, std::vector<test_tensor*> const& outputs, agreement among) {
   static cpu_pool pool(3);
@@ -68,7 +68,6 @@ void expect_agreement(Args args, std::vector<test_tensor*> const& outputs, agree
       for (test_tensor* const output : outputs) output->poison();
       call(args, where);
       for (std::size_t i = 0; i < outputs.size(); ++i) {
-        EXPECT_TRUE(outputs[i]->intact()) << report.name;
         auto const bytes = bytes_of(*outputs[i], among == agreement::widths);
         if (seen == 0) first[i] = bytes;
         EXPECT_TRUE(bytes == first[i]) << report.name << " and " << first_name << ", output " << i;
