@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import statistics
+import subprocess
 import sys
 import time
 from importlib import metadata
@@ -90,12 +91,19 @@ def measure(options, point, peers, progress):
             "peers": {name: report.peer_summary(found) for name, found in others.items()}}
 
 
+def commit():
+    """The commit that was measured, with a + where files differ from it; unknown outside a checkout."""
+    found = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=pathlib.Path(__file__).parent,
+                           capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
 def machine_of(options):
     said = tool.doctor(options.tool)
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "peft")}
     return {"cpu": said["cpu"]["model"], "extensions": said["cpu"]["extensions"], "cores": said["cpu"]["cores"],
             "memory_bytes": said["memory"]["total_bytes"], "threads": options.threads, "moe64": said["version"],
-            "date": time.strftime("%Y-%m-%d"), **versions}
+            "date": time.strftime("%Y-%m-%d"), "commit": commit(), **versions}
 
 
 def limits_of(measured, matmul):

@@ -196,7 +196,8 @@ def document(results):
                        for model in MODELS.values())
     return f"""# moe64 {machine['moe64']} on {machine['cpu']}, {machine['threads']} threads
 
-Made by `make bench` on {machine['date']} with PyTorch {machine['torch']}, Transformers {machine['transformers']}, \
+Made by `make bench` on {machine['date']}, commit {machine['commit']}, with PyTorch {machine['torch']}, \
+Transformers {machine['transformers']}, \
 PEFT {machine['peft']}; {results['rounds']} rounds; the multiply-add limit varied by ±{100 * machine['noise']:.0f} %.{warning(results)}
 What the columns mean: [docs/benchmarks.md](../../docs/benchmarks.md).
 

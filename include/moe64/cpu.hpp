@@ -21,7 +21,8 @@ class MOE64_API cpu_executor {
   [[nodiscard]] virtual index_t concurrency() const noexcept = 0;
 
   /// Call task(context, i) once for every i in [0, tasks), in any order, on any threads; return
-  /// when all are done. `task` never throws. May be called from several threads at once.
+  /// when all are done. `task` never throws. May be called from several threads at once. A task
+  /// needs up to 300 KiB of stack.
   virtual void run(index_t tasks, void (*task)(void* context, index_t i),
                    void* context) noexcept = 0;
 };

@@ -19,6 +19,11 @@
   HWY_PUSH_ATTRIBUTES(          \
       "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi")
 #define MOE64_END_AVX512_VBMI HWY_POP_ATTRIBUTES
+/// With 8-bit dot products, for processors with has_avx512_vnni.
+#define MOE64_BEGIN_AVX512_VNNI \
+  HWY_PUSH_ATTRIBUTES(          \
+      "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi,avx512vnni")
+#define MOE64_END_AVX512_VNNI HWY_POP_ATTRIBUTES
 
 /// A lambda that is inlined wherever it is called.
 #define MOE64_INLINE __attribute__((always_inline))

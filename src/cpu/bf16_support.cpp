@@ -10,7 +10,8 @@ support adjacent_bf16(char const* label, tensor_view const& tensor) {
     return support::no(std::string(label) + " is " + std::string(name(tensor.type)) + ", not bf16");
   }
   if (tensor.stride[tensor.rank - 1] != 1) {
-    return support::no(std::string("columns of ") + label + " are not adjacent");
+    return support::no(std::string("columns of ") + label + " are " +
+                       std::to_string(tensor.stride[tensor.rank - 1]) + " apart, not adjacent");
   }
   return support::yes();
 }

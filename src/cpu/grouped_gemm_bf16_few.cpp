@@ -7,6 +7,8 @@
 #include "cpu/grouped_gemm_bf16.hpp"
 #include "cpu/parallel.hpp"
 
+#include <limits>
+
 namespace moe64::cpu::bf16 {
 
 MOE64_BEGIN_AVX512_BF16
@@ -20,6 +22,7 @@ constexpr std::size_t streams = 4;
 constexpr index_t longest_stream = 64;
 constexpr index_t shortest_stream = 16;
 constexpr index_t most_outs = index_t{streams} * longest_stream;
+constexpr float unmade = std::numeric_limits<float>::quiet_NaN();
 
 /// One row of weights of each stream, with what their codes mean: a table, or a scale, for every
 /// `columns` columns.
@@ -171,9 +174,10 @@ class stream_reader {
   bool by_table_;
   bool whole_rows_;
   bool shared_ = false;
-  float made_for_[streams] = {};                   // scales of tables_
-  alignas(64) float8_table tables_[streams] = {};  // at first all zero: those of scale 0
-  float scales_[streams][longest_stream];          // where one holds for a whole row
+  // The scales that tables_ were made for; NaN, which is equal to nothing: for none yet.
+  float made_for_[streams] = {unmade, unmade, unmade, unmade};
+  alignas(64) float8_table tables_[streams];
+  float scales_[streams][longest_stream];  // where one holds for a whole row
   weight_reader readers_[streams];
 };
 

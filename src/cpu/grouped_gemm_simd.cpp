@@ -50,7 +50,7 @@ void grouped_gemm_simd(grouped_gemm_args const& args, stream where) {
                        mine.task / chunks * cut.task_outs(mine.rows), 0};
     index_t const end = std::min(outs, task.out_begin + cut.task_outs(mine.rows));
     if (task.rows <= 0) return;
-    if (is_streamed(args, task.rows)) {
+    if (takes_stream(args, task.rows)) {
       task.outs = end - task.out_begin;
       return stream_dots(args, task);
     }

@@ -19,13 +19,14 @@ inline constexpr index_t stream_depth = 4096;
 inline constexpr index_t stream_blocks = 64;
 
 /// Whether the call's weights can be streamed.
-inline bool is_streamed(grouped_gemm_args const& args, index_t rows) {
+inline bool takes_stream(grouped_gemm_args const& args, index_t rows) {
   quantized_view const& w = args.weights.part(0);
   if (HWY_TARGET != HWY_AVX3 || rows > stream_rows || args.transpose || w.is_plain()) return false;
   if (args.x.type() != dtype::bf16 || args.weights.cols() > stream_depth) return false;
   if (w.type() != dtype::e4m3 && w.type() != dtype::e5m2) return false;
-  index_t const block = w.layout().cols_per_scale(w.cols());
-  index_t const block_rows = w.layout().rows_per_scale(w.rows());
+  // Blocks may be stated larger than the matrix, as large as an index.
+  index_t const block = std::min(w.layout().cols_per_scale(w.cols()), w.cols());
+  index_t const block_rows = std::min(w.layout().rows_per_scale(w.rows()), w.rows());
   bool adjacent = true;
   for (int part = 0; part < args.weights.parts(); ++part) {
     adjacent = adjacent && args.weights.part(part).values().stride[2] == 1;

@@ -1,18 +1,15 @@
 #include "cpu/grouped_gemm_vnni.hpp"
 
-#if defined(__x86_64__)
-
+#include "cpu/avx512.hpp"
 #include "cpu/dot.hpp"
 #include "cpu/expert_ranges.hpp"
 #include "cpu/expert_tasks.hpp"
 #include "cpu/gemm_epilogue.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/rows.hpp"
-#include "hwy/base.h"
 
 #include <algorithm>
 #include <cstring>
-#include <immintrin.h>
 
 namespace moe64::cpu::vnni {
 namespace {
@@ -57,7 +54,8 @@ bool is_in_steps(index_t block, index_t depth) { return block % step == 0 || blo
 
 support takes(grouped_gemm_args const& args) {
   if (args.x.type() != dtype::int8 || args.weights.type() != dtype::int8) {
-    return support::no("takes int8 x by int8 weights only");
+    return support::no("x is " + std::string(name(args.x.type())) + " and weights " +
+                       std::string(name(args.weights.type())) + ", not both int8");
   }
   if (args.transpose) return support::no("does not take transpose");
   if (args.low_rank.u.present()) return support::no("does not take a low-rank term");
@@ -65,18 +63,22 @@ support takes(grouped_gemm_args const& args) {
   for (int part = 0; part < args.weights.parts(); ++part) {
     adjacent = adjacent && args.weights.part(part).values().stride[2] == 1;
   }
-  if (!adjacent) return support::no("columns of x and weights must be adjacent");
+  if (!adjacent) return support::no("columns of x or of weights are not adjacent");
   index_t const depth = args.weights.cols();
-  if (depth > most_depth) return support::no("takes at most 8192 columns");
-  if (!is_in_steps(args.x.layout().cols_per_scale(depth), depth) ||
-      !is_in_steps(args.weights.layout().cols_per_scale(depth), depth)) {
-    return support::no("scale blocks must be a multiple of 64 columns wide");
+  if (depth > most_depth) {
+    return support::no("weights have " + std::to_string(depth) + " columns, more than " +
+                       std::to_string(most_depth));
+  }
+  index_t const x_block = args.x.layout().cols_per_scale(depth);
+  index_t const weight_block = args.weights.layout().cols_per_scale(depth);
+  if (!is_in_steps(x_block, depth) || !is_in_steps(weight_block, depth)) {
+    return support::no("scales hold for " + std::to_string(x_block) + " columns of x and " +
+                       std::to_string(weight_block) + " of weights, not for multiples of 64");
   }
   return support::yes();
 }
 
-HWY_PUSH_ATTRIBUTES(
-    "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi,avx512vnni")
+MOE64_BEGIN_AVX512_VNNI
 
 namespace {
 
@@ -214,7 +216,7 @@ void multiply_tile(grouped_gemm_args const& args, shape const& s, tile_place con
 
 }  // namespace
 
-HWY_POP_ATTRIBUTES
+MOE64_END_AVX512_VNNI
 
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   checked_ranges("grouped_gemm", args.expert_begin, args.x.rows());
@@ -234,5 +236,3 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
 }
 
 }  // namespace moe64::cpu::vnni
-
-#endif

@@ -186,7 +186,8 @@ inline bool is_plain_run_of_blocks(quantized_view const& q, patch const& at) {
   tensor_view const& values = q.values();
   if (values.stride[2] != 1) return false;
   index_t const block = q.layout().cols_per_scale(q.cols());
-  if (at.cols > (run_length - 1) * block) return false;
+  index_t const blocks = (at.col_begin + at.cols - 1) / block - at.col_begin / block + 1;
+  if (blocks > run_length) return false;
   if (bits(q.type()) == 8) return true;
   auto const even = [](index_t i) { return i % 2 == 0; };
   return even(at.col_begin) && even(values.stride[0]) && even(values.stride[1]) && even(block);

@@ -30,7 +30,8 @@ def point(name, kind, seconds, peers, **more):
 
 
 def results(*measured):
-    return {"machine": {"cpu": "A CPU", "threads": 2, "moe64": "1.2.3", "date": "2026-01-01", "torch": "2", "peft": "0",
+    return {"machine": {"cpu": "A CPU", "threads": 2, "moe64": "1.2.3", "commit": "abcdef0",
+                        "date": "2026-01-01", "torch": "2", "peft": "0",
                         "transformers": "5", "noise": 0.03},
             "rounds": 3, "partial": False, "limits": LIMITS, "points": list(measured)}
 

@@ -110,7 +110,7 @@ std::string draw_implementation(layer_case const& c) {
     }
   }
   random_source const random(c.seed + 900);
-  auto const& drawn = !rare.empty() && random.chance(0, 0.6) ? rare : common;
+  auto const& drawn = !rare.empty() && random.chance(0, 0.75) ? rare : common;
   return drawn[static_cast<std::size_t>(random.below(1, std::ssize(drawn)))];
 }
 

@@ -11,6 +11,7 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,35 @@ TEST(regression, sums_of_codes_not_promoted) {
         grouped_gemm(args, cpu_stream());
         EXPECT_EQ(y.code(0, 0), std::bit_cast<std::uint32_t>(promoted()));
       });
+}
+
+TEST(regression, a_nan_code_stays_nan_under_a_scale_of_zero) {
+  constexpr index_t outs = 5;
+  constexpr index_t depth = 64;
+  test_tensor x(dtype::bf16, {1, depth});
+  x.fill([](index_t, index_t, index_t) { return 1.0; });
+  test_tensor weights(dtype::e4m3, {1, outs, depth});
+  weights.fill([](index_t, index_t n, index_t k) {
+    return n == 2 && k == 7 ? std::numeric_limits<double>::quiet_NaN() : 1.0;
+  });
+  test_tensor scales(dtype::f32, {1, outs, 1});
+  scales.fill([](index_t, index_t, index_t) { return 0.0; });
+  test_tensor const expert_begin = make_expert_begin({1});
+  test_tensor y(dtype::f32, {1, outs});
+  for_each_implementation(grouped_gemm_args{.x = quantized_view::plain(x),
+                                            .weights = weight_stack::single(quantized_view::scaled(
+                                                weights, scales, granularity::row())),
+                                            .expert_begin = expert_begin,
+                                            .y = y},
+                          [&](grouped_gemm_args const& args) {
+                            y.poison();
+                            grouped_gemm(args, cpu_stream());
+                            for (index_t n = 0; n < outs; ++n) {
+                              float const sum =
+                                  std::bit_cast<float>(static_cast<std::uint32_t>(y.code(0, n)));
+                              EXPECT_EQ(std::isnan(sum), n == 2) << "output " << n << " is " << sum;
+                            }
+                          });
 }
 
 test_tensor integers(dtype type, std::vector<index_t> const& extents) {

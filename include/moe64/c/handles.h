@@ -41,7 +41,8 @@ typedef struct moe64_executor_vtable {
   /// How many tasks may run at once; less than 1 counts as 1.
   int64_t (*concurrency)(void* user_data);
   /// Call task(context, i) once for every i in [0, tasks), in any order, on any threads; return
-  /// when all are done. May be called from several threads at once.
+  /// when all are done. May be called from several threads at once. A task needs up to 300 KiB of
+  /// stack.
   void (*run)(void* user_data, int64_t tasks, moe64_task task, void* context);
 } moe64_executor_vtable;
 
