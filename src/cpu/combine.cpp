@@ -71,22 +71,10 @@ float dot_rows(row_view const& left, row_view const& right, index_t length) {
 }
 
 void slot_weight_gradient_reference(slot_weight_gradient_args const& args, stream where) {
-  routing_plan const& plan = args.plan;
-  auto const slot_to_row = as<std::int64_t, 1>(plan.slot_to_row);
-  auto const d_weights = as<float, 2>(args.d_weights);
-  index_t const row_bytes = args.left.extent[1] * bits(args.left.type) / 4;
-  parallel_ranges(where, plan.slots(), row_bytes, [&](index_t begin, index_t end) {
-    for (index_t slot = begin; slot < end; ++slot) {
-      index_t const row = slot_to_row(slot);
-      float& gradient = d_weights(slot / plan.top_k, slot % plan.top_k);
-      gradient = 0.0F;
-      if (row < 0) continue;
-      gradient = dot_rows(row_of(args.left, row), row_of(args.right, row), args.left.extent[1]);
-      if (!args.bias.present()) continue;
-      gradient += dot_rows(row_of(args.bias_rows, row), row_of(args.bias, expert_of_row(plan, row)),
-                           args.bias.extent[1]);
-    }
-  });
+  for_each_slot_gradient(args, where,
+                         [](row_view const& left, row_view const& right, index_t length) {
+                           return dot_rows(left, right, length);
+                         });
 }
 
 constexpr implementation<combine_args> combiners[] = {

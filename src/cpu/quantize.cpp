@@ -115,12 +115,9 @@ void quantize_reference(quantize_args const& args, stream where) {
   index_t const rows = count_rows("quantize", args.live_rows, p.x.extent[1]);
   index_t const cols = p.x.extent[2];
   bool const has_global = args.global.values.present();
-  if (has_global) {
-    parallel_for(where, experts, [&](index_t expert) {
-      magnitude const size = measure(p.x, expert, {0, rows, 0, cols});
-      store_number(args.global.values, global_for(size, args.global.applied), expert);
-    });
-  }
+  write_globals(args, experts, where, [&](index_t expert) {
+    return measure(p.x, expert, {0, rows, 0, cols});
+  });
   index_t const block_rows = args.layout.rows_per_scale(p.x.extent[1]);
   index_t const block_cols = args.layout.cols_per_scale(cols);
   index_t const grid_rows = ceil_div(rows, block_rows);

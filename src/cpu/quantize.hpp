@@ -1,5 +1,7 @@
 #pragma once
 
+#include "cpu/parallel.hpp"
+#include "cpu/rows.hpp"
 #include "moe64/ops.hpp"
 
 /// What the implementations of quantize share: the scales.
@@ -29,5 +31,15 @@ float write_scale(quantize_view const& p, magnitude const& size, float global, i
 
 /// The global scale of one expert: such that the largest block scale becomes the largest e4m3.
 float global_for(magnitude const& size, global_scale::direction applied);
+
+/// The global scales of all experts, where asked for; measure(expert) is the magnitude of one.
+template <class Measure>
+void write_globals(quantize_args const& args, index_t experts, stream where,
+                   Measure const& measure) {
+  if (!args.global.values.present()) return;
+  parallel_for(where, experts, [&](index_t expert) {
+    store_number(args.global.values, global_for(measure(expert), args.global.applied), expert);
+  });
+}
 
 }  // namespace moe64::cpu
