@@ -11,7 +11,7 @@
 
 namespace moe64::checkpoint {
 
-/// What a document may cost. Memory is at most about `bytes` + `values` * 40.
+/// What a document may cost. Memory is at most about 3 * `bytes` + 120 * `values` while it is read.
 struct json_limits {
   index_t bytes = index_t{16} << 20;
   index_t depth = 32;

@@ -6,8 +6,14 @@
 
 namespace moe64::checkpoint {
 
-/// Text of a file as it may stand in a message: in single quotes, everything but printable ASCII
-/// as \xNN, and no longer than `limit` characters of the text.
+/// Text of a file as it may stand in a message: everything but printable ASCII as \xNN, and of a
+/// long text only the first `limit` bytes and its length.
+[[nodiscard]] std::string escaped(std::string_view text, std::size_t limit = 160);
+
+/// The same in single quotes.
 [[nodiscard]] std::string quoted(std::string_view text, std::size_t limit = 160);
+
+/// The end of a path that is too long to be shown whole, escaped: file names are at the end.
+[[nodiscard]] std::string escaped_path(std::string_view path);
 
 }  // namespace moe64::checkpoint
