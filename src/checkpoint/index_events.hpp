@@ -45,7 +45,6 @@ class index_events final : public json_events {
 
  private:
   [[noreturn]] void refuse(std::string_view found) const;
-  [[nodiscard]] bool in_weight_map() const { return in_weight_map_; }
   [[nodiscard]] bool at_total_size() const;
   void scalar(std::string_view found);
   void add(std::string_view file);
