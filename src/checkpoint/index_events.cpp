@@ -22,13 +22,17 @@ void index_events::refuse(std::string_view found) const {
                                                          : "another value";
   std::string where;
   if (in_weight_map_) {
-    raw_entry const& entry = entries.back();
-    where = "weight_map of tensor " + quoted({names.data() + entry.name_begin, entry.name_bytes});
+    where = "weight_map of tensor " + quoted(current_name());
   } else {
     where = open_.empty() ? "the document" : escaped(top_key_, 60);
   }
   fail(errc::malformed_file, "[index] {}: {}: found {}, expected {}", file_, where, found,
        expected);
+}
+
+std::string_view index_events::current_name() const {
+  raw_entry const& entry = entries.back();
+  return {names.data() + entry.name_begin, entry.name_bytes};
 }
 
 bool index_events::at_total_size() const {
@@ -79,7 +83,7 @@ void index_events::add(std::string_view file) {
     if (problem.empty() && !file.ends_with(".safetensors")) problem = "is not a safetensors file";
     if (!problem.empty()) {
       fail(errc::malformed_file, "[index] {}: tensor {} is mapped to the file {}, which {}", file_,
-           quoted({names.data() + entry.name_begin, entry.name_bytes}), quoted(file), problem);
+           quoted(current_name()), quoted(file), problem);
     }
     if (static_cast<index_t>(files.size()) >= options_.max_files) {
       fail(errc::malformed_file, "[index] {}: names more than {} files", file_, options_.max_files);

@@ -45,6 +45,7 @@ class index_events final : public json_events {
 
  private:
   [[noreturn]] void refuse(std::string_view found) const;
+  [[nodiscard]] std::string_view current_name() const;
   [[nodiscard]] bool at_total_size() const;
   void scalar(std::string_view found);
   void add(std::string_view file);
