@@ -131,6 +131,10 @@ void read_json(std::string_view text, std::string_view file, json_event_limits c
   if (text.starts_with("\xef\xbb\xbf")) {
     fail(errc::malformed_file, "[json] {}: starts with a byte order mark", file);
   }
+  // The parser takes a NUL for the end of the text, and would not look at what comes after it.
+  if (std::size_t const nul = text.find('\0'); nul != std::string_view::npos) {
+    fail(errc::malformed_file, "[json] {}: byte {}: is NUL", file, nul);
+  }
   check_literals(text, file, limits.literal_bytes);
   adapter forward(file, limits.depth, events);
   if (!json::sax_parse(text.begin(), text.end(), &forward)) {
