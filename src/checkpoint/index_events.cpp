@@ -71,7 +71,7 @@ void index_events::text(std::string_view value) {
 
 void index_events::add(std::string_view file) {
   raw_entry& entry = entries.back();
-  if (file == last_file_name_) {
+  if (!files.empty() && file == last_file_name_) {
     entry.file = last_file_;
     return;
   }
