@@ -23,6 +23,8 @@ enum class exit_code : int {
     case errc::dtype_mismatch:
     case errc::missing_scale:
     case errc::size_overflow:
+    case errc::malformed_file:
+    case errc::io_failure:
       return exit_code::usage;
     case errc::unsupported:
       return exit_code::unsupported;

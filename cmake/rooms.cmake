@@ -43,6 +43,8 @@ function(moe64_room name)
     target_include_directories(${target} SYSTEM PRIVATE "${MOE64_HIGHWAY_INCLUDE}")
     # GCC takes the deliberately undefined operands of its own vector intrinsics for mistakes of their callers.
     target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>")
+  elseif(name STREQUAL "checkpoint")
+    target_link_libraries(${target} PRIVATE nlohmann_json::nlohmann_json)
   elseif(name STREQUAL "cuda")
     target_link_libraries(${target} PRIVATE CUDA::cudart)
   endif()

@@ -22,6 +22,8 @@ enum class errc : int {
   unsupported = 9,          ///< a legal request that this build or this device cannot serve
   out_of_memory = 10,       ///< the system gave no memory or no thread
   internal = 11,            ///< a broken promise of moe64 itself; please report it
+  malformed_file = 12,      ///< a file that breaks a rule of its format
+  io_failure = 13,          ///< a file that could not be read or written, or changed meanwhile
 };
 
 /// The stable name of a code, such as "shape_mismatch".

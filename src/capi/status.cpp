@@ -33,6 +33,8 @@ static_assert(MOE64_WORKSPACE_TOO_SMALL == static_cast<int>(errc::workspace_too_
 static_assert(MOE64_UNSUPPORTED == static_cast<int>(errc::unsupported));
 static_assert(MOE64_OUT_OF_MEMORY == static_cast<int>(errc::out_of_memory));
 static_assert(MOE64_INTERNAL == static_cast<int>(errc::internal));
+static_assert(MOE64_MALFORMED_FILE == static_cast<int>(errc::malformed_file));
+static_assert(MOE64_IO_FAILURE == static_cast<int>(errc::io_failure));
 
 }  // namespace
 

@@ -30,6 +30,10 @@ std::string_view name(errc code) noexcept {
       return "out_of_memory";
     case errc::internal:
       return "internal";
+    case errc::malformed_file:
+      return "malformed_file";
+    case errc::io_failure:
+      return "io_failure";
   }
   return "unknown";
 }

@@ -539,12 +539,14 @@ static void test_names(void) {
                                       "workspace_too_small",
                                       "unsupported",
                                       "out_of_memory",
-                                      "internal"};
-  for (moe64_status status = MOE64_OK; status <= MOE64_INTERNAL; ++status) {
+                                      "internal",
+                                      "malformed_file",
+                                      "io_failure"};
+  for (moe64_status status = MOE64_OK; status <= MOE64_IO_FAILURE; ++status) {
     CHECK(strcmp(moe64_status_name(status), names[status]) == 0);
   }
   CHECK(strcmp(moe64_status_name(-1), "unknown") == 0);
-  CHECK(strcmp(moe64_status_name(12), "unknown") == 0);
+  CHECK(strcmp(moe64_status_name(14), "unknown") == 0);
 }
 
 int main(void) {

@@ -1,0 +1,87 @@
+#pragma once
+
+#include "moe64/error.hpp"
+#include "moe64/index.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace moe64::checkpoint {
+
+enum class severity : std::uint8_t { note = 0, warning = 1, error = 2 };
+[[nodiscard]] std::string_view name(severity level) noexcept;
+
+/// One thing that was found about the meaning of a checkpoint.
+struct diagnostic {
+  severity level = severity::error;
+  errc code = errc::invalid_argument;  ///< what require_sound throws
+  std::string_view rule;               ///< a stable word to filter by: "missing-scale"
+  std::string tensor;                  ///< the tensor or module as the file spells it, or empty
+  std::string text;                    ///< a sentence with the values; safe to print
+};
+
+/// Collects everything instead of stopping at the first. Of each rule and severity the first
+/// `kept_per_rule` are kept; all are counted, so a broken checkpoint of a million tensors stays
+/// readable.
+class diagnostics {
+ public:
+  explicit diagnostics(index_t kept_per_rule = 32) : kept_per_rule_(kept_per_rule) {}
+
+  template <class... Values>
+  void error(errc code, std::string_view rule, std::string_view tensor,
+             fmt::format_string<Values...> format, Values&&... values) {
+    if (counted(severity::error, rule)) {
+      keep(severity::error, code, rule, tensor,
+           fmt::format(format, std::forward<Values>(values)...));
+    }
+  }
+  template <class... Values>
+  void warning(std::string_view rule, std::string_view tensor, fmt::format_string<Values...> format,
+               Values&&... values) {
+    if (counted(severity::warning, rule)) {
+      keep(severity::warning, errc::invalid_argument, rule, tensor,
+           fmt::format(format, std::forward<Values>(values)...));
+    }
+  }
+  template <class... Values>
+  void note(std::string_view rule, std::string_view tensor, fmt::format_string<Values...> format,
+            Values&&... values) {
+    if (counted(severity::note, rule)) {
+      keep(severity::note, errc::invalid_argument, rule, tensor,
+           fmt::format(format, std::forward<Values>(values)...));
+    }
+  }
+
+  [[nodiscard]] std::span<diagnostic const> kept() const noexcept { return kept_; }
+  [[nodiscard]] index_t count(severity level) const noexcept {
+    return counts_[static_cast<std::size_t>(level)];
+  }
+  [[nodiscard]] index_t count(std::string_view rule) const noexcept;
+  /// How many were counted but not kept.
+  [[nodiscard]] index_t omitted() const noexcept;
+
+ private:
+  struct rule_count {
+    severity level = severity::error;
+    std::string_view rule;
+    index_t count = 0;
+  };
+  /// Counts one, and says whether its text is wanted.
+  bool counted(severity level, std::string_view rule);
+  void keep(severity level, errc code, std::string_view rule, std::string_view tensor,
+            std::string text);
+
+  index_t kept_per_rule_;
+  std::array<index_t, 3> counts_ = {};
+  std::vector<rule_count> rules_;
+  std::vector<diagnostic> kept_;
+};
+
+}  // namespace moe64::checkpoint

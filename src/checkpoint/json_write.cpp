@@ -1,0 +1,29 @@
+#include "checkpoint/json_write.hpp"
+
+#include "checkpoint/quoted.hpp"
+#include "checkpoint/tensor_name.hpp"
+#include "core/fail.hpp"
+
+#include <iterator>
+
+namespace moe64::checkpoint {
+
+void append_json_text(std::string& out, std::string_view text) {
+  if (!is_utf8(text)) {
+    fail(errc::invalid_argument, "[json] {} is not UTF-8 and cannot be written", quoted(text));
+  }
+  out += '"';
+  for (char const c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+}  // namespace moe64::checkpoint

@@ -1,0 +1,94 @@
+#pragma once
+
+#include "moe64/index.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace moe64::checkpoint {
+
+/// How the tensors of routed experts are named. One tensor per expert and projection, or one stack
+/// per projection of all experts of a layer.
+enum class key_schema : std::uint8_t {
+  k1,   ///< P.layers.L.mlp.experts.E.{gate,up,down}_proj.weight
+  k1p,  ///< the same with .weight_packed
+  k2,   ///< [language_model.]model.layers.L.block_sparse_moe.experts.E.w{1,2,3}.weight
+  k3,   ///< layers.L.ffn.experts.E.w{1,2,3}.weight, and mtp.L.ffn...
+  k4,   ///< stacks P.layers.L.mlp.experts.{gate_up,down}_proj; also K4n: names do not tell them
+        ///< apart
+  k5,   ///< stacks model.layers.L.mlp.experts.{gate_up,down}_proj_blocks
+  k6,   ///< language_model.model.layers.L.feed_forward.experts.E.{gate,up,down}_proj.weight
+  k7,   ///< stacks language_model.model.layers.L.feed_forward.experts.{gate_up,down}_proj
+  k8,   ///< stacks model.layers.L.moe.{gate,up,down}_proj.weight
+  k9,   ///< stacks model.layers.L.block_sparse_moe.{input,output}_linear.weight
+  k10,  ///< layers.L.experts.E.w{1,2,3}.weight
+  km,   ///< mtp.layers.L.mlp.experts.E.{gate,up,down}_proj.weight
+};
+inline constexpr int key_schema_count = 12;
+[[nodiscard]] std::string_view name(key_schema schema) noexcept;  ///< "K1p"
+
+/// One stack holds all experts of a layer.
+[[nodiscard]] constexpr bool is_stacked(key_schema schema) noexcept {
+  return schema == key_schema::k4 || schema == key_schema::k5 || schema == key_schema::k7 ||
+         schema == key_schema::k8 || schema == key_schema::k9;
+}
+
+/// The schema whose names the scales and biases of `schema` have: K1 for K1p, K4 for K5.
+[[nodiscard]] constexpr key_schema base_of(key_schema schema) noexcept {
+  if (schema == key_schema::k1p) return key_schema::k1;
+  return schema == key_schema::k5 ? key_schema::k4 : schema;
+}
+
+enum class projection_kind : std::uint8_t { gate, up, down, gate_up };
+[[nodiscard]] std::string_view name(projection_kind kind) noexcept;
+
+/// What a tensor is to its module, by the end of its name. In a stack the same words follow an
+/// underscore: `weight_scale_inv` is `_scale_inv` there.
+enum class tensor_part : std::uint8_t {
+  weight,  ///< values, in K1p `weight_packed`, in K5 `_blocks`
+  weight_scale_inv,
+  weight_scale,
+  scale,
+  scales,
+  qscale_weight,
+  weight_scale_2,       ///< global scale that multiplies
+  weight_global_scale,  ///< global scale that divides
+  activation_scale,     ///< input_scale, act_scale, qscale_act, ...: of activations
+  weight_shape,
+  bias,
+  unknown,  ///< belongs to an expert, but means nothing here: weight_zero_point, ...
+};
+inline constexpr int tensor_part_count = 12;
+[[nodiscard]] std::string_view name(tensor_part part) noexcept;
+
+/// The parts that are the first scale of a weight.
+[[nodiscard]] constexpr bool is_weight_scale(tensor_part part) noexcept {
+  return part >= tensor_part::weight_scale_inv && part <= tensor_part::qscale_weight;
+}
+
+/// What the name of a tensor says.
+struct tensor_key {
+  key_schema schema = key_schema::k1;
+  tensor_part part = tensor_part::unknown;
+  projection_kind projection = projection_kind::gate;
+  bool mtp = false;  ///< named as a layer of multi-token prediction
+  index_t layer = 0;
+  index_t expert = -1;      ///< -1: a stack of all experts
+  std::string_view module;  ///< the name without what the part adds
+};
+
+/// Reads a name in one pass; empty when it is not of a routed expert. Numbers are decimal without
+/// leading zeros and below 10^9.
+[[nodiscard]] std::optional<tensor_key> match_key(std::string_view name) noexcept;
+
+/// A module beside the routed experts: "X.weight_scale" is part weight_scale of module X. Names
+/// that end in no known word are part `unknown`.
+struct dense_key {
+  tensor_part part = tensor_part::unknown;
+  bool packed = false;  ///< `weight_packed`
+  std::string_view module;
+};
+[[nodiscard]] dense_key match_dense_key(std::string_view name) noexcept;
+
+}  // namespace moe64::checkpoint
