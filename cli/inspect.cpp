@@ -3,6 +3,7 @@
 #include "terminal.hpp"
 #include "verbs.hpp"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace moe64::cli {
@@ -143,10 +144,11 @@ void print_findings(checkpoint_description const& described,
   for (checkpoint_finding const& found : findings) {
     fmt::print("{} {}: {}\n", name(found.level), printable(found.rule), printable(found.text));
   }
-  index_t const kept = std::ssize(findings);
-  if (described.errors + described.warnings > kept) {
-    fmt::print("... and more of the same rules\n");
-  }
+  auto const shown = std::count_if(findings.begin(), findings.end(), [](auto const& found) {
+    return found.level != finding_level::note;
+  });
+  index_t const more = described.errors + described.warnings - shown;
+  if (more > 0) fmt::print("... and {} more of the same kinds\n", more);
 }
 
 }  // namespace
