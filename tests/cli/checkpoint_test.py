@@ -80,7 +80,7 @@ class Tool(unittest.TestCase):
 class Inspect(Tool):
     def test_text_tells_the_story(self):
         text = self.expect(OK, "inspect").stdout
-        for part in ("qwen3_moe", "fp8", "D8", "hidden 64, inter 48, experts 4, top_k 2", "silu_glu", "1 shards",
+        for part in ("qwen3_moe", "fp8", "D8", "hidden 64, inter 48, experts 4, top_k 2", "silu_glu", "1 shard,",
                      "72 tensors", "36 quantised weights, 36 scales, 36 matched", "0 to 2", "e4m3 block:32x32 f32",
                      "F8_E4M3", "below 2^31 elements and 4 GiB", "Nothing wrong"):
             self.assertIn(part, text)
