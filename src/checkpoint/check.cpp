@@ -40,9 +40,15 @@ index_t check_report::count(finding_level level) const noexcept {
 
 check_report check(checkpoint_reader const& checkpoint, check_options const& options, stream where,
                    progress_report const& progress) {
-  checkpoint::require_cpu(where, "check");
-  checkpoint_reader::state const& opened = checkpoint.internals();
-  checkpoint::resolved_checkpoint const& resolved = opened.resolved;
+  return checkpoint::check_opened(checkpoint.internals(), options, where, progress);
+}
+
+namespace checkpoint {
+
+check_report check_opened(checkpoint_reader::state const& opened, check_options const& options,
+                          stream where, progress_report const& progress) {
+  require_cpu(where, "check");
+  resolved_checkpoint const& resolved = opened.resolved;
   check_report report;
   check_totals& totals = report.totals;
   totals.shards = std::ssize(opened.files.shards());
@@ -55,20 +61,21 @@ check_report check(checkpoint_reader const& checkpoint, check_options const& opt
   totals.matched = resolved.matched;
   totals.activation_scales = resolved.activation_scales;
 
-  checkpoint::diagnostics found = resolved.found;
+  diagnostics found = resolved.found;
   if (options.values) {
-    checkpoint::scan_plan const plan = checkpoint::plan_scan(opened.files, resolved);
-    checkpoint::progress_counter counter(progress, plan.total_bytes);
-    auto const results = checkpoint::run_scan(opened.files, plan, where, counter);
+    scan_plan const plan = plan_scan(opened.files, resolved);
+    progress_counter counter(progress, plan.total_bytes);
+    auto const results = run_scan(opened.files, plan, where, counter);
     counter.finish();
     totals.read_bytes = counter.done();
-    checkpoint::scanned const all{resolved, plan, results};
-    report.layers = checkpoint::statistics_of(all);
-    checkpoint::add_totals(all, totals);
-    checkpoint::find_in_values(all, report.layers, totals.median_scale, found);
+    scanned const all{resolved, plan, results};
+    report.layers = statistics_of(all);
+    add_totals(all, totals);
+    find_in_values(all, report.layers, totals.median_scale, found);
   }
   add_findings(opened, found, report);
   return report;
 }
 
+}  // namespace checkpoint
 }  // namespace moe64

@@ -28,4 +28,9 @@ void add_totals(scanned const& all, check_totals& into);
 void find_in_values(scanned const& all, std::span<layer_statistics const> layers,
                     double median_scale, diagnostics& found);
 
+/// What moe64::check does.
+[[nodiscard]] check_report check_opened(checkpoint_reader::state const& opened,
+                                        check_options const& options, stream where,
+                                        progress_report const& progress);
+
 }  // namespace moe64::checkpoint
