@@ -181,7 +181,8 @@ void add_findings(std::string& page, check_report const& report) {
 
 void add_layers(std::string& page, check_report const& report) {
   page +=
-      "<h2>Layers</h2>\n<div class=\"wide\"><table>\n<tr><th>layer</th><th>part</th>"
+      "<h2>Layers</h2>\n<details open><summary>Scales and weights of each layer</summary>\n"
+      "<div class=\"wide\"><table>\n<tr><th>layer</th><th>part</th>"
       "<th>dialect</th><th class=\"n\">experts</th><th class=\"n\">scale min</th>"
       "<th class=\"n\">median</th><th class=\"n\">max</th><th class=\"n\">weights up to</th>"
       "<th class=\"n\">saturated</th><th class=\"n\">not finite</th>"
@@ -202,7 +203,7 @@ void add_layers(std::string& page, check_report const& report) {
           all.non_finite, all.wrong_scales);
     }
   }
-  page += "</table></div>\n";
+  page += "</table></div></details>\n";
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ char const* style() {
     --bad: #ff6b6b; --warn: #ffb454; --good: #6fcf76; --empty: #2a3036; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 24px; max-width: 1400px; background: var(--back); color: var(--text);
+body { margin: 0 auto; padding: 24px; max-width: 1640px; background: var(--back); color: var(--text);
   font: 15px/1.45 system-ui, sans-serif; }
 h1 { font-size: 22px; margin: 0 0 4px; }
 h2 { font-size: 17px; margin: 32px 0 8px; }
@@ -19,7 +19,7 @@ h2 { font-size: 17px; margin: 32px 0 8px; }
 .path { color: var(--dim); margin: 0 0 16px; }
 .verdict { display: inline-block; padding: 2px 10px; border-radius: 4px; color: #fff; font-weight: 600; }
 .verdict.ok { background: #2e7d32; } .verdict.fail { background: #c62828; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: 10px; margin-top: 14px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(max(210px, 22%), 1fr)); gap: 10px; margin-top: 14px; }
 .tile { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 8px 12px; }
 .tile b { display: block; font-size: 18px; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--dim); font-size: 13px; }
@@ -31,7 +31,7 @@ select { font: inherit; color: inherit; background: var(--panel); border: 1px so
 canvas { display: block; }
 #tip { position: fixed; display: none; pointer-events: none; background: var(--back); color: var(--text);
   border: 1px solid var(--dim); border-radius: 4px; padding: 6px 9px; font-size: 13px; white-space: pre;
-  box-shadow: 0 2px 8px rgba(0,0,0,.3); z-index: 2; font-variant-numeric: tabular-nums; }
+  box-shadow: 0 2px 8px rgba(0,0,0,.3); z-index: 2; font-family: ui-monospace, monospace; }
 .hint { color: var(--dim); font-size: 13px; margin: 6px 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
@@ -64,7 +64,13 @@ char const* script() {
   }
   function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
   function show(v) { return v === 0 ? '0' : Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? String(+v.toPrecision(3)) : v.toExponential(2); }
-  data.parts.forEach(function (p) { part.add(new Option(p, p)); });
+  function marked(name) {
+    return data.layers.reduce(function (sum, layer) {
+      return sum + (layer.parts[name] ? layer.parts[name].mark.filter(Boolean).length : 0);
+    }, 0);
+  }
+  data.parts.forEach(function (p) { var n = marked(p); part.add(new Option(n ? p + ' (' + n + ' framed)' : p, p)); });
+  part.value = data.parts.find(marked) || data.parts[0];
   Object.keys(measures).forEach(function (m) { measure.add(new Option(measures[m].label, m)); });
 
   var view = null;
@@ -80,15 +86,22 @@ char const* script() {
       return cells;
     });
   }
+  // Colours span all but the outermost half per cent, so that one outlier does not hide the rest.
   function range(rows, key, log) {
-    var low = Infinity, high = -Infinity;
+    var all = [];
     rows.forEach(function (cells) {
-      if (cells) cells.forEach(function (c) { var v = c[key]; if (log ? v > 0 : v >= 0) { low = Math.min(low, v); high = Math.max(high, v); } });
+      if (cells) cells.forEach(function (c) { var v = c[key]; if (log ? v > 0 : v >= 0) all.push(v); });
     });
-    if (low > high) { low = log ? 1 : 0; high = 1; }
-    if (!log) low = 0;
-    if (low === high) { if (log) { low /= 2; high *= 2; } else high = low + (low || 1); }
-    return { low: low, high: high };
+    all.sort(function (a, b) { return a - b; });
+    var at = function (q) { return all[Math.floor(q * (all.length - 1))]; };
+    var low = all.length ? at(0.005) : log ? 1 : 0, high = all.length ? at(0.995) : 1;
+    var r = { below: all.length > 0 && all[0] < low, above: all.length > 0 && all[all.length - 1] > high };
+    if (!log) { low = 0; r.below = false; }
+    // differences of a few per cent are no news: they must not look like any
+    if (log && high < 4 * low) { var middle = Math.sqrt(low * high); low = middle / 2; high = middle * 2; }
+    if (low === high) high = low + (low || 1);
+    r.low = low; r.high = high;
+    return r;
   }
   function place(v, r, log) {
     return log ? (Math.log(v) - Math.log(r.low)) / (Math.log(r.high) - Math.log(r.low)) : (v - r.low) / (r.high - r.low);
@@ -106,27 +119,33 @@ char const* script() {
     var m = measures[measure.value], rows = rowsOf(part.value), r = range(rows, measure.value, m.log);
     var columns = Math.max(1, data.columns), left = 58, top = 26;
     var room = byId('map').clientWidth - left - 8;
-    var w = Math.max(3, Math.min(28, Math.floor(room / columns))), h = Math.max(9, Math.min(22, Math.floor(900 / Math.max(1, rows.length))));
-    var g = size(canvas, left + columns * w + 8, top + rows.length * h + 8);
-    var gapX = w > 5 ? 1 : 0, gapY = h > 5 ? 1 : 0, marks = [];
+    var w = Math.max(2, Math.min(28, room / columns)), h = Math.max(9, Math.min(22, Math.floor(900 / Math.max(1, rows.length))));
+    if (w > 4) w = Math.floor(w);
+    var g = size(canvas, left + Math.ceil(columns * w) + 8, top + rows.length * h + 8);
+    var gapX = w > 5 ? 1 : 0, marks = [], bad = {};
+    var edge = function (x) { return Math.floor(left + x * w); };
     rows.forEach(function (cells, y) {
-      for (var x = 0; x < columns; ++x) {
-        var cell = cells && cells.get(x), v = cell ? cell[measure.value] : -1;
+      for (var x = 0; cells && x < columns; ++x) {
+        var cell = cells.get(x), v = cell ? cell[measure.value] : -1;
         g.fillStyle = cell && (m.log ? v > 0 : v >= 0) ? colour(place(v, r, m.log)) : css('--empty');
-        if (cell || cells) g.fillRect(left + x * w, top + y * h, w - gapX, h - gapY);
-        if (cell && cell.mark) marks.push([x, y, cell.mark]);
+        g.fillRect(edge(x), top + y * h, edge(x + 1) - edge(x) - gapX, h - 1);
+        if (cell && cell.mark) { marks.push([x, y, cell.mark]); bad[y] = Math.max(bad[y] || 0, cell.mark); }
       }
     });
     marks.forEach(function (k) {
-      var grow = Math.max(0, (7 - w) / 2), x = left + k[0] * w - grow, y = top + k[1] * h, width = w - gapX + 2 * grow;
-      g.lineWidth = 3; g.strokeStyle = css('--back'); g.strokeRect(x, y + 0.5, width, h - gapY - 1);
-      g.lineWidth = 2; g.strokeStyle = k[2] > 1 ? '#ff1744' : '#ff9100'; g.strokeRect(x, y + 0.5, width, h - gapY - 1);
+      var grow = Math.max(0, (9 - w) / 2), x = left + k[0] * w - grow, y = top + k[1] * h - 0.5, width = w - gapX + 2 * grow;
+      g.lineWidth = 4; g.strokeStyle = '#ffffff'; g.strokeRect(x, y, width, h);
+      g.lineWidth = 2; g.strokeStyle = k[2] > 1 ? '#ff1744' : '#ff9100'; g.strokeRect(x, y, width, h);
     });
-    g.fillStyle = css('--dim'); g.font = '11px system-ui, sans-serif'; g.textBaseline = 'middle'; g.textAlign = 'right';
+    g.font = '11px system-ui, sans-serif'; g.textBaseline = 'middle'; g.textAlign = 'right';
     var step = Math.ceil(12 / h);
-    data.layers.forEach(function (layer, y) { if (y % step === 0) g.fillText(layer.name, left - 6, top + y * h + h / 2); });
+    data.layers.forEach(function (layer, y) {
+      g.fillStyle = bad[y] ? css(bad[y] > 1 ? '--bad' : '--warn') : css('--dim');
+      if (y % step === 0 || bad[y]) g.fillText(layer.name, left - 6, top + y * h + h / 2);
+    });
+    g.fillStyle = css('--dim');
     g.textAlign = 'center';
-    var every = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].find(function (n) { return n * w >= 34; }) || 1024;
+    var every = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512].find(function (n) { return n * w >= 38; }) || 1024;
     for (var x = 0; x < columns; x += every) g.fillText(String(x), left + x * w + w / 2, top - 10);
     view = { rows: rows, left: left, top: top, w: w, h: h, columns: columns };
     drawLegend(m, r);
@@ -138,12 +157,12 @@ char const* script() {
     [0, 0.5, 1].forEach(function (t) {
       var v = m.log ? Math.exp(Math.log(r.low) + t * (Math.log(r.high) - Math.log(r.low))) : r.low + t * (r.high - r.low);
       g.textAlign = t === 0 ? 'left' : t === 1 ? 'right' : 'center';
-      g.fillText(show(v), 15 + 300 * t, 18);
+      g.fillText((t === 0 && r.below ? '\u2264 ' : t === 1 && r.above ? '\u2265 ' : '') + show(v), 15 + 300 * t, 18);
     });
   }
   canvas.addEventListener('mousemove', function (event) {
     var box = canvas.getBoundingClientRect();
-    var x = Math.floor((event.clientX - box.left - view.left) / view.w), y = Math.floor((event.clientY - box.top - view.top) / view.h);
+    var x = Math.floor((event.clientX - box.left - view.left + 0.5) / view.w), y = Math.floor((event.clientY - box.top - view.top) / view.h);
     var cells = x >= 0 && x < view.columns && y >= 0 ? view.rows[y] : null, cell = cells && cells.get(x);
     if (!cells) { tip.style.display = 'none'; return; }
     var layer = data.layers[y], lines = ['layer ' + layer.name + ', expert ' + x + ', ' + part.value + '  (' + layer.dialect + ')'];

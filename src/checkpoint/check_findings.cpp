@@ -16,7 +16,7 @@ constexpr double unusual_ratio = 16.0;
 
 index_t block_elements(scan_item const& item) {
   storage_grid const grid = storage_of(*item.format);
-  return grid.rows.block * grid.cols.block;
+  return std::min(grid.rows.block, grid.rows.extent) * std::min(grid.cols.block, grid.cols.extent);
 }
 
 bool is_repeated_scale(scan_item const& item) {

@@ -224,6 +224,17 @@ void merge(scan_result& into, scan_result&& part) {
   if (part.stated) into.stated = part.stated;
 }
 
+/// One scale of a whole stack is judged with the first expert: it is wrong when it is for any.
+void fold_shared(scan_plan const& plan, std::vector<scan_result>& results) {
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    scan_item const& item = plan.items[i];
+    if (item.shared < 0 || item.format->scales != scale_codec::tensor) continue;
+    if (item.value_begin == 0) first = i;
+    results[first].wrong_zeros = std::max(results[first].wrong_zeros, results[i].wrong_zeros);
+  }
+}
+
 }  // namespace
 
 double scan_result::median_scale() const {
@@ -251,6 +262,7 @@ std::vector<scan_result> run_scan(folder const& files, scan_plan const& plan, st
     }
     stock.give(std::move(buffer));
   });
+  fold_shared(plan, results);
   for (index_t shard = 0; shard < std::ssize(files.shards()); ++shard) files.check_unchanged(shard);
   return results;
 }

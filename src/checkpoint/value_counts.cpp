@@ -125,7 +125,9 @@ value_counts count_exponents(bytes_view bytes) noexcept {
   for (std::uint8_t const byte : bytes) {
     if (byte != 0xff && byte > largest) largest = byte;
   }
-  if (!bytes.empty()) result.largest = static_cast<double>(decode_e8m0(largest));
+  if (result.non_finite < result.elements) {
+    result.largest = static_cast<double>(decode_e8m0(largest));
+  }
   return result;
 }
 

@@ -107,6 +107,10 @@ void stored_checkpoint::write_files() {
   data_begin_.clear();
   std::vector<std::string> headers(static_cast<std::size_t>(shards_));
   std::vector<std::string> data(static_cast<std::size_t>(shards_));
+  std::string weight_map;
+  auto const path_of = [&](std::size_t shard) {
+    return fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, headers.size());
+  };
   std::size_t next = 0;
   for (std::string const& name : described_.names()) {
     std::size_t const shard = next++ % static_cast<std::size_t>(shards_);
@@ -119,6 +123,8 @@ void stored_checkpoint::write_files() {
         (headers[shard].empty() ? "" : ",") +
         entry_text(name, checkpoint::name(described_.type_of(name)), shape,
                    fmt::format("{},{}", data[shard].size(), data[shard].size() + content.size()));
+    weight_map +=
+        fmt::format(R"({}"{}": "{}")", weight_map.empty() ? "" : ", ", name, path_of(shard));
     data[shard].append(reinterpret_cast<char const*>(content.data()), content.size());
   }
   constexpr std::array<char const*, 3> configs = {"config.json", "hf_quant_config.json",
@@ -128,10 +134,11 @@ void stored_checkpoint::write_files() {
       files.contents[std::string("m/") + configs[i]] = described_.texts()[i];
     }
   }
+  files.contents["m/model.safetensors.index.json"] = fmt::format(
+      R"({{"metadata": {{"total_size": {}}}, "weight_map": {{{}}}}})", data_bytes(), weight_map);
   std::map<std::string, index_t> begins;
   for (std::size_t shard = 0; shard < headers.size(); ++shard) {
-    std::string const path =
-        fmt::format("m/model-{:05}-of-{:05}.safetensors", shard + 1, headers.size());
+    std::string const path = "m/" + path_of(shard);
     std::string const header = "{" + headers[shard] + "}";
     files.contents[path] = safetensors_bytes(header, data[shard]);
     begins[path] = static_cast<index_t>(header.size()) + 8;

@@ -147,7 +147,8 @@ void expect_same(value_counts const& found, value_counts const& expected, int ki
 
 TEST(value_counts, are_those_of_one_element_at_a_time) {
   for (counted_kind const& entry : all_kinds) {
-    for (std::size_t const size : {0, 8, 16, 24, 120, 240, 248, 488, 4088, 4096, 4104, 33000}) {
+    for (std::size_t const size :
+         {0U, 8U, 16U, 24U, 120U, 240U, 248U, 488U, 4088U, 4096U, 4104U, 33000U}) {
       for (int spread = 0; spread < 4; ++spread) {
         random_source const draw(size * 4 + static_cast<std::size_t>(spread));
         std::vector<std::byte> bytes(size);
