@@ -46,6 +46,7 @@ Start here:
   moe64 verify tokens=8 hidden=256 inter=128 experts=4 top_k=2
   moe64 bench -f bench/problems/models.txt
   moe64 inspect DIR                     what a checkpoint is
+  moe64 check DIR                       read it all: what is wrong with it
   moe64 run DIR --layer 3 --tokens 64   one of its layers, checked
 
 )") + exit_codes;
@@ -62,6 +63,22 @@ Examples:
   moe64 inspect ~/models/GLM-4.7-Flash-FP8
   moe64 inspect DIR --json | jq .totals
   moe64 inspect DIR --assume block=128x128
+
+)") + exit_codes;
+}
+
+std::string check() {
+  return std::string(R"(
+Reads every tensor of a checkpoint once and reports what is wrong: whatever
+`inspect` finds, and NaN codes, scales that are not finite, negative, zero over
+other codes or no power of two where that is declared, scales that look inverted,
+NaN and infinity in plain tensors; with statistics of every expert. With errors
+among the findings the exit code is 1. docs/checkpoints.md lists the rules.
+
+Examples:
+  moe64 check ~/models/GLM-4.7-Flash-FP8
+  moe64 check DIR --report check.html     a page with a heat map, for any browser
+  moe64 check DIR --json | jq '.rules'
 
 )") + exit_codes;
 }

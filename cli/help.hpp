@@ -7,6 +7,7 @@ namespace moe64::cli::help {
 
 [[nodiscard]] std::string overview();
 [[nodiscard]] std::string inspect();
+[[nodiscard]] std::string check();
 [[nodiscard]] std::string run();
 [[nodiscard]] std::string verify();
 [[nodiscard]] std::string bench();

@@ -61,13 +61,25 @@ exit_code run_tool(int argc, char** argv) {
   bool doctor_json = false;
 
   folder_options inspect_asked;
+  check_verb_options check_asked;
   run_options run_asked;
-  run_asked.threads = usable_cores();
+  check_asked.threads = run_asked.threads = usable_cores();
 
   auto* const inspect_verb =
       app.add_subcommand("inspect", "Say what a checkpoint is, and what is wrong with it");
   add_checkpoint(inspect_verb, &inspect_asked);
   inspect_verb->footer(help::inspect());
+
+  auto* const check_verb =
+      app.add_subcommand("check", "Read a checkpoint to the last byte and say what is wrong");
+  add_checkpoint(check_verb, &check_asked);
+  add_threads(check_verb, &check_asked.threads);
+  add_progress(check_verb, &check_asked.progress);
+  check_verb
+      ->add_option("--report", check_asked.report,
+                   "Also write one HTML page with a heat map of layers and experts")
+      ->type_name("FILE");
+  check_verb->footer(help::check());
 
   auto* const run_verb = app.add_subcommand("run", "Run one layer of a checkpoint");
   add_checkpoint(run_verb, &run_asked);
@@ -143,6 +155,7 @@ exit_code run_tool(int argc, char** argv) {
     return exit_code::usage;
   }
   if (inspect_verb->parsed()) return inspect(inspect_asked);
+  if (check_verb->parsed()) return check(check_asked);
   if (run_verb->parsed()) return run(run_asked);
   if (verify_verb->parsed()) return verify(verify_asked);
   if (bench_verb->parsed()) return bench(bench_asked);

@@ -52,7 +52,12 @@ struct run_options : folder_options {
   double budget = cases::default_budget;
 };
 
+struct check_verb_options : folder_options {
+  std::string report;  ///< a page to write; empty: none
+};
+
 [[nodiscard]] exit_code inspect(folder_options const& options);
+[[nodiscard]] exit_code check(check_verb_options const& options);
 [[nodiscard]] exit_code run(run_options const& options);
 [[nodiscard]] exit_code verify(verify_options const& options);
 [[nodiscard]] exit_code bench(bench_options const& options);
