@@ -7,11 +7,13 @@ namespace moe64::cli {
 /// What the tool tells its caller. Documented in docs/cli.md and in --help.
 enum class exit_code : int {
   ok = 0,
-  failed = 1,         ///< a verification failed
-  usage = 2,          ///< a bad option, file or problem line
+  failed = 1,         ///< a verification failed, or a checkpoint is not sound
+  usage = 2,          ///< a bad option or problem line, a file that breaks the rules of its format
   unsupported = 3,    ///< a legal problem that this build or machine cannot run
   out_of_memory = 4,  ///< a problem that is too large for the memory that is left
   internal = 5,       ///< anything else: please report it
+  io = 6,             ///< a file that could not be read or written, or changed meanwhile
+  interrupted = 130,  ///< by Ctrl-C: the code that shells give to a process that SIGINT ended
 };
 
 /// The code that stands for an error of the library. Operands are made from a problem line, so that
@@ -24,8 +26,11 @@ enum class exit_code : int {
     case errc::missing_scale:
     case errc::size_overflow:
     case errc::malformed_file:
-    case errc::io_failure:
       return exit_code::usage;
+    case errc::io_failure:
+      return exit_code::io;
+    case errc::interrupted:
+      return exit_code::interrupted;
     case errc::unsupported:
       return exit_code::unsupported;
     case errc::out_of_memory:

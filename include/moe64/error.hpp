@@ -24,6 +24,7 @@ enum class errc : int {
   internal = 11,            ///< a broken promise of moe64 itself; please report it
   malformed_file = 12,      ///< a file that breaks a rule of its format
   io_failure = 13,          ///< a file that could not be read or written, or changed meanwhile
+  interrupted = 14,         ///< the caller's own progress report asked to stop
 };
 
 /// The stable name of a code, such as "shape_mismatch".

@@ -35,6 +35,7 @@ static_assert(MOE64_OUT_OF_MEMORY == static_cast<int>(errc::out_of_memory));
 static_assert(MOE64_INTERNAL == static_cast<int>(errc::internal));
 static_assert(MOE64_MALFORMED_FILE == static_cast<int>(errc::malformed_file));
 static_assert(MOE64_IO_FAILURE == static_cast<int>(errc::io_failure));
+static_assert(MOE64_INTERRUPTED == static_cast<int>(errc::interrupted));
 
 }  // namespace
 

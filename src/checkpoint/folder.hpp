@@ -28,7 +28,7 @@ struct open_options {
   bool lenient = false;                    ///< accept unknown fields in a tensor's entry
   link_rule links = link_rule::hub_cache;  ///< which symbolic links are followed
   read_mode mode = read_mode::positioned;
-  std::string index_name;              ///< where a folder has several indices: which one
+  std::string index_name = {};         ///< where a folder has several indices: which one
   file_system const* files = nullptr;  ///< the real one when null
   index_t max_tensors = 10'000'000;    ///< of all shards together
 };
@@ -39,8 +39,8 @@ struct shard {
   index_t bytes = 0;       ///< of the whole file
   index_t data_begin = 0;  ///< first byte after the header
   index_t tensors = 0;
-  file_status status;  ///< identity, size and time as they were when it was opened
-  std::vector<std::pair<std::string, std::string>> metadata;
+  file_status status = {};  ///< identity, size and time as they were when it was opened
+  std::vector<std::pair<std::string, std::string>> metadata = {};
 };
 
 /// A checkpoint on disk, opened: every header is read and validated, the index agrees with them,

@@ -2,6 +2,7 @@
 
 #include "checkpoint/input_file.hpp"
 #include "checkpoint/quoted.hpp"
+#include "checkpoint/tensor_name.hpp"
 #include "core/fail.hpp"
 
 #include <fmt/ranges.h>
@@ -40,7 +41,14 @@ bool contains(std::vector<std::string> const& names, std::string_view name) {
 
 std::string choose_index(std::string const& base, std::vector<std::string> const& indices,
                          open_options const& options, findings& warnings) {
-  if (!options.index_name.empty()) return options.index_name;
+  if (!options.index_name.empty()) {
+    std::string_view const problem = file_name_problem(options.index_name);
+    if (!problem.empty()) {
+      fail(errc::invalid_argument, "[open] the name of the index, {}, {}",
+           quoted(options.index_name), problem);
+    }
+    return options.index_name;
+  }
   if (indices.empty()) return {};
   if (indices.size() == 1) return indices.front();
   if (!contains(indices, usual_index)) {

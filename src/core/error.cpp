@@ -34,6 +34,8 @@ std::string_view name(errc code) noexcept {
       return "malformed_file";
     case errc::io_failure:
       return "io_failure";
+    case errc::interrupted:
+      return "interrupted";
   }
   return "unknown";
 }

@@ -541,12 +541,13 @@ static void test_names(void) {
                                       "out_of_memory",
                                       "internal",
                                       "malformed_file",
-                                      "io_failure"};
-  for (moe64_status status = MOE64_OK; status <= MOE64_IO_FAILURE; ++status) {
+                                      "io_failure",
+                                      "interrupted"};
+  for (moe64_status status = MOE64_OK; status <= MOE64_INTERRUPTED; ++status) {
     CHECK(strcmp(moe64_status_name(status), names[status]) == 0);
   }
   CHECK(strcmp(moe64_status_name(-1), "unknown") == 0);
-  CHECK(strcmp(moe64_status_name(14), "unknown") == 0);
+  CHECK(strcmp(moe64_status_name(15), "unknown") == 0);
 }
 
 int main(void) {

@@ -25,8 +25,8 @@ checkpoint_builder& checkpoint_builder::params(std::string text) {
 }
 
 checkpoint_builder& checkpoint_builder::add(std::string const& name, file_dtype type,
-                                            std::vector<index_t> shape) {
-  tensors_.insert_or_assign(name, stored_tensor{type, std::move(shape)});
+                                            std::vector<index_t> shape, index_t shard) {
+  tensors_.insert_or_assign(name, stored_tensor{type, std::move(shape), shard});
   return *this;
 }
 
@@ -53,7 +53,7 @@ checkpoint::resolved_checkpoint checkpoint_builder::resolve(
   }
   entries_.clear();
   for (auto const& [name, stored] : tensors_) {
-    entries_.push_back({name, stored.type, stored.shape, 0, 0, size_of(stored)});
+    entries_.push_back({name, stored.type, stored.shape, stored.shard, 0, size_of(stored)});
   }
   checkpoint::resolve_options options;
   options.assumed = checkpoint::parse_assumptions(assumed);
@@ -72,6 +72,12 @@ std::vector<std::byte> checkpoint_builder::bytes_of(std::string const& name) con
     bytes[i] = static_cast<std::byte>(draw.bits(static_cast<index_t>(i)) & 0xffU);
   }
   return bytes;
+}
+
+std::vector<std::string> checkpoint_builder::names() const {
+  std::vector<std::string> all;
+  for (auto const& [name, stored] : tensors_) all.push_back(name);
+  return all;
 }
 
 void add_experts(checkpoint_builder& into, expert_tensors const& tensors, index_t experts,
@@ -94,12 +100,20 @@ void add_experts(checkpoint_builder& into, expert_tensors const& tensors, index_
   }
 }
 
-std::string case_config(std::string const& members, index_t layers) {
+std::string case_config(std::string const& members, index_t layers, index_t hidden, index_t inter,
+                        index_t experts) {
   return fmt::format(
       R"({{"hidden_size": {}, "moe_intermediate_size": {}, "num_experts": {},)"
       R"( "num_experts_per_tok": 2, "num_hidden_layers": {}, "hidden_act": "silu"{}{}}})",
-      case_extents::hidden, case_extents::inter, case_extents::experts, layers,
-      members.empty() ? "" : ", ", members);
+      hidden, inter, experts, layers, members.empty() ? "" : ", ", members);
+}
+
+std::string all_texts(checkpoint::resolved_checkpoint const& resolved) {
+  std::string texts;
+  for (auto const& entry : resolved.found.kept()) {
+    texts += fmt::format("{} {}: {}\n", name(entry.level), entry.rule, entry.text);
+  }
+  return texts;
 }
 
 checkpoint_builder dialect_case::build() const {

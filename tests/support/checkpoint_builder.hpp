@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,8 @@ class checkpoint_builder {
   checkpoint_builder& config(std::string text);
   checkpoint_builder& hf_quant_config(std::string text);
   checkpoint_builder& params(std::string text);
-  checkpoint_builder& add(std::string const& name, file_dtype type, std::vector<index_t> shape);
+  checkpoint_builder& add(std::string const& name, file_dtype type, std::vector<index_t> shape,
+                          index_t shard = 0);
   checkpoint_builder& remove(std::string const& name);
   [[nodiscard]] bool has(std::string const& name) const { return tensors_.contains(name); }
 
@@ -36,11 +38,16 @@ class checkpoint_builder {
   [[nodiscard]] std::vector<index_t> const& shape_of(std::string const& name) const {
     return tensors_.at(name).shape;
   }
+  [[nodiscard]] file_dtype type_of(std::string const& name) const { return tensors_.at(name).type; }
+  [[nodiscard]] std::vector<std::string> names() const;  ///< of all tensors, sorted
+  /// config.json, hf_quant_config.json, params.json; empty where there is none.
+  [[nodiscard]] std::array<std::string, 3> const& texts() const { return texts_; }
 
  private:
   struct stored_tensor {
     file_dtype type;
     std::vector<index_t> shape;
+    index_t shard = 0;
   };
   static index_t size_of(stored_tensor const& stored);
 
@@ -78,7 +85,13 @@ void add_experts(checkpoint_builder& into, expert_tensors const& tensors,
 
 /// config.json with the extents of the cases: `members` are further ones, such as
 /// "\"model_type\": \"qwen3_moe\"".
-[[nodiscard]] std::string case_config(std::string const& members, index_t layers = 1);
+[[nodiscard]] std::string case_config(std::string const& members, index_t layers = 1,
+                                      index_t hidden = case_extents::hidden,
+                                      index_t inter = case_extents::inter,
+                                      index_t experts = case_extents::experts);
+
+/// All diagnostics, one per line: "error missing-scale: ...".
+[[nodiscard]] std::string all_texts(checkpoint::resolved_checkpoint const& resolved);
 
 /// One dialect of the table as a small checkpoint, and what it must be resolved to.
 struct dialect_case {
@@ -93,6 +106,7 @@ struct dialect_case {
   std::string layout;  ///< of the gate part, as to_string(granularity) writes it
 
   [[nodiscard]] checkpoint_builder build() const;
+  friend void PrintTo(dialect_case const& shown, std::ostream* out) { *out << shown.id; }
 };
 [[nodiscard]] std::vector<dialect_case> const& dialect_cases();
 

@@ -13,15 +13,6 @@ namespace {
 
 using checkpoint::severity;
 
-std::string all_texts(checkpoint::resolved_checkpoint const& resolved) {
-  std::string texts;
-  for (auto const& entry : resolved.found.kept()) {
-    texts +=
-        std::string(name(entry.level)) + " " + std::string(entry.rule) + ": " + entry.text + "\n";
-  }
-  return texts;
-}
-
 class every_dialect : public testing::TestWithParam<dialect_case> {};
 
 TEST_P(every_dialect, is_resolved_from_its_declaration) {
