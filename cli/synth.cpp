@@ -2,6 +2,7 @@
 
 #include "fmt/format.h"
 #include "fmt/ranges.h"
+#include "interrupt.hpp"
 #include "moe64/cpu.hpp"
 #include "nlohmann/json.hpp"
 #include "terminal.hpp"
@@ -97,9 +98,12 @@ exit_code synth(synth_request const& request) {
   cpu_pool pool(request.threads);
   synth_report made;
   {
+    interrupt_watch const watch;
     progress_bar bar("synth", "bytes", request.progress);
-    made = synthesize(request.out, options, cpu_stream(&pool),
-                      [&](index_t done, index_t total) { bar.update(done, total); });
+    made = synthesize(request.out, options, cpu_stream(&pool), [&](index_t done, index_t total) {
+      watch.check();
+      bar.update(done, total);
+    });
   }
   request.json ? print_json(json_of(request.out, options, made))
                : print_text(request.out, options, made);
