@@ -145,6 +145,22 @@ Examples:
 )";
 }
 
+std::string synth() {
+  return std::string(R"(
+Writes a checkpoint of random weights that looks like a release of a real model:
+its tensor names, its config, its quantised experts, everything else in bf16. It
+is small, valid and the same for the same seed. --break plants one known fault,
+to see that it is caught.
+
+Examples:
+  moe64 synth --list
+  moe64 synth /tmp/glm --like glm-4.7-flash
+  moe64 synth /tmp/ds --like deepseek-v3 --scale-down 32 --layers 4 --mtp
+  moe64 synth /tmp/broken --dialect D13 --break dropped-scale
+
+)") + exit_codes;
+}
+
 std::string demo() {
   return R"(
 Runs four synthetic expert layers, compares them with the reference, times them,

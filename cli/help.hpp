@@ -13,5 +13,6 @@ namespace moe64::cli::help {
 [[nodiscard]] std::string bench();
 [[nodiscard]] std::string doctor();
 [[nodiscard]] std::string demo();
+[[nodiscard]] std::string synth();
 
 }  // namespace moe64::cli::help

@@ -33,6 +33,35 @@ void add_problems(CLI::App* verb, problem_options* options) {
   add_progress(verb, &options->progress);
 }
 
+CLI::App* add_synth(CLI::App& app, synth_request* asked) {
+  auto* const verb = app.add_subcommand("synth", "Write a small random checkpoint of a real kind");
+  synth_options& options = asked->options;
+  verb->add_option("OUT", asked->out, "The folder to write: a new or an empty one");
+  verb->add_option("--like", options.like, "The model (default glm-4.7-flash; see --list)")
+      ->type_name("NAME");
+  verb->add_option("--dialect", options.dialect, "D1 to D31, or plain; default: that of the model")
+      ->type_name("ID");
+  verb->add_option("--scale-down", options.scale_down,
+                   "Divides extents, layers and experts (default 16; 1: the real size)")
+      ->check(CLI::Range(1, 1'000'000))
+      ->type_name("N");
+  verb->add_option("--layers", options.layers, "Layers of the backbone")
+      ->check(CLI::Range(1, 100'000))
+      ->type_name("N");
+  verb->add_option("--seed", options.seed, "Chooses the numbers (default 1)")->type_name("S");
+  verb->add_option("--shard-size", options.shard_bytes, "Bytes of a file (default: three files)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("BYTES");
+  verb->add_flag("--mtp", options.mtp, "With a layer of multi-token prediction");
+  verb->add_option("--break", options.fault, "Plant one fault; see --list")->type_name("KIND");
+  verb->add_flag("--list", asked->list, "Print the names of models and faults");
+  verb->add_flag("--json", asked->json, "One JSON object");
+  add_threads(verb, &asked->threads);
+  add_progress(verb, &asked->progress);
+  verb->footer(help::synth());
+  return verb;
+}
+
 void add_checkpoint(CLI::App* verb, folder_options* options) {
   verb->add_option("DIR", options->folder, "A folder with safetensors files, or one such file")
       ->required();
@@ -142,6 +171,10 @@ exit_code run_tool(int argc, char** argv) {
   add_progress(demo_verb, &demo_progress);
   demo_verb->footer(help::demo());
 
+  synth_request synth_asked;
+  synth_asked.threads = usable_cores();
+  auto* const synth_verb = add_synth(app, &synth_asked);
+
   app.add_subcommand("version", "Print the version");
 
   try {
@@ -161,6 +194,7 @@ exit_code run_tool(int argc, char** argv) {
   if (bench_verb->parsed()) return bench(bench_asked);
   if (doctor_verb->parsed()) return doctor(doctor_json);
   if (demo_verb->parsed()) return demo(demo_threads, demo_progress);
+  if (synth_verb->parsed()) return synth(synth_asked);
   fmt::print("moe64 {}\n", version());
   return exit_code::ok;
 }

@@ -3,6 +3,7 @@
 #include "cases/problem_case.hpp"
 #include "exit_code.hpp"
 #include "moe64/checkpoint.hpp"
+#include "moe64/synth.hpp"
 #include "progress.hpp"
 #include "terminal.hpp"
 
@@ -30,6 +31,15 @@ struct verify_options : problem_options {
 
 struct bench_options : problem_options {
   double min_seconds = 0.5;
+};
+
+struct synth_request {
+  std::string out;
+  synth_options options;
+  bool list = false;
+  bool json = false;
+  index_t threads = 1;
+  progress_mode progress = progress_mode::automatic;
 };
 
 /// Options of every verb that opens a checkpoint.
@@ -63,6 +73,7 @@ struct check_verb_options : folder_options {
 [[nodiscard]] exit_code bench(bench_options const& options);
 [[nodiscard]] exit_code doctor(bool json);
 [[nodiscard]] exit_code demo(index_t threads, progress_mode progress);
+[[nodiscard]] exit_code synth(synth_request const& request);
 
 /// A problem that could not be run at all.
 struct refusal {
