@@ -24,8 +24,8 @@ struct matrix_statistics {
   index_t scales = 0;         ///< 0: plain weights
   index_t wrong_scales = 0;   ///< not finite, negative, zero over other codes, no power of two
   /// Of the positive finite scales, the global one included; 0 where there is none. The median is
-  /// that of some 4096 evenly spaced scales where there are more, and of the experts' medians where
-  /// it stands for all.
+  /// that of 1024 or more evenly spaced scales where there are more, and of the experts' medians
+  /// where it stands for all.
   double scale_min = 0.0;
   double scale_median = 0.0;
   double scale_max = 0.0;

@@ -12,7 +12,7 @@
 namespace moe64::checkpoint {
 namespace {
 
-constexpr index_t sample_size = 4096;
+constexpr index_t sample_size = 1024;
 
 // For each type: its bits as a type whose order is that of positive numbers and that vector units
 // compare, and the range of the numbers with which nothing can be wrong. Signed types put numbers

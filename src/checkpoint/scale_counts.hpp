@@ -34,7 +34,7 @@ class scale_scanner {
   void add(std::span<std::byte const> bytes);  ///< whole scales
 
   [[nodiscard]] scale_counts const& counts() const noexcept { return counts_; }
-  /// Of the positive finite ones; where there are very many, of 4096 or more that are evenly
+  /// Of the positive finite ones; where there are very many, of 1024 or more that are evenly
   /// spaced. 0 when there are none.
   [[nodiscard]] double median();
   [[nodiscard]] bool is_zero(index_t scale) const noexcept {

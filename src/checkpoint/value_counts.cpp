@@ -76,14 +76,17 @@ byte_rule rule_of(value_kind kind) noexcept {
   }
 }
 
-/// Largest magnitude of at most `top`, where a larger one is there as well.
-std::uint8_t largest_up_to(bytes_view bytes, std::uint8_t top) noexcept {
+/// Largest code of at most `top`, within `mask`; 0 when all are larger. Those above wrap around to
+/// the lowest places.
+std::uint8_t largest_up_to(bytes_view bytes, std::uint8_t mask, std::uint8_t top) noexcept {
+  auto const shift = static_cast<std::uint8_t>(mask - top);
   std::uint8_t largest = 0;
-  for (std::uint8_t const byte : bytes) {
-    std::uint8_t const magnitude = byte & 0x7f;
-    if (magnitude <= top && magnitude > largest) largest = magnitude;
+  std::uint8_t const* const data = bytes.data();
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    auto const place = static_cast<std::uint8_t>(((data[i] & mask) + shift) & mask);
+    largest = place > largest ? place : largest;
   }
-  return largest;
+  return largest > shift ? static_cast<std::uint8_t>(largest - shift) : std::uint8_t{0};
 }
 
 /// 240 and 57344 in the formats without negative zero, whose codes above the FN ones' top decode
@@ -109,8 +112,8 @@ value_counts count_float8(value_kind kind, bytes_view bytes) noexcept {
     for (unsigned above = rule.top + 1U; above <= peaks.magnitude; ++above) {
       result.non_finite += count_equal(part, 0x7f, static_cast<std::uint8_t>(above));
     }
-    largest = std::max(
-        largest, peaks.magnitude > rule.top ? largest_up_to(part, rule.top) : peaks.magnitude);
+    largest = std::max(largest, peaks.magnitude > rule.top ? largest_up_to(part, 0x7f, rule.top)
+                                                           : peaks.magnitude);
   }
   result.elements = static_cast<index_t>(bytes.size());
   result.largest = magnitude_of(kind, rule, largest);
@@ -121,14 +124,17 @@ value_counts count_exponents(bytes_view bytes) noexcept {
   value_counts result;
   result.elements = static_cast<index_t>(bytes.size());
   result.non_finite = count_equal(bytes, 0xff, 0xff);
-  std::uint8_t largest = 0;
-  for (std::uint8_t const byte : bytes) {
-    if (byte != 0xff && byte > largest) largest = byte;
-  }
   if (result.non_finite < result.elements) {
-    result.largest = static_cast<double>(decode_e8m0(largest));
+    result.largest = static_cast<double>(decode_e8m0(largest_up_to(bytes, 0xff, 0xfe)));
   }
   return result;
+}
+
+/// Nibbles, upper and lower, that are `wanted` under a mask.
+index_t count_both(bytes_view bytes, unsigned mask, unsigned wanted) noexcept {
+  return count_equal(bytes, static_cast<std::uint8_t>(mask), static_cast<std::uint8_t>(wanted)) +
+         count_equal(bytes, static_cast<std::uint8_t>(mask << 4U),
+                     static_cast<std::uint8_t>(wanted << 4U));
 }
 
 /// Magnitude of a nibble, before scaling.
@@ -142,31 +148,27 @@ double largest_nibble(value_kind kind, bytes_view bytes) noexcept {
   for (unsigned nibble = 0; nibble < 16; ++nibble) {
     double const magnitude = nibble_magnitude(kind, nibble);
     if (magnitude <= largest) continue;
-    auto const low = static_cast<std::uint8_t>(nibble);
-    auto const high = static_cast<std::uint8_t>(nibble << 4U);
-    if (count_equal(bytes, 0x0f, low) + count_equal(bytes, 0xf0, high) > 0) largest = magnitude;
+    if (count_both(bytes, 15, nibble) > 0) largest = magnitude;
   }
   return largest;
 }
 
 value_counts count_nibbles(value_kind kind, bytes_view bytes) noexcept {
   value_counts result;
-  index_t furthest = 0;  // codes of the very largest magnitude, which end the search for it
+  bool const integer = kind == value_kind::int4;
+  index_t furthest = 0;  // codes of the very largest magnitude: with one there is no need to look
   for (std::size_t begin = 0; begin < bytes.size(); begin += portion) {
     bytes_view const part = bytes.subspan(begin, std::min(portion, bytes.size() - begin));
-    if (kind == value_kind::int4) {
-      index_t const lowest = count_equal(part, 0x0f, 0x00) + count_equal(part, 0xf0, 0x00);
-      furthest += lowest;
-      result.saturated += lowest + count_equal(part, 0x0f, 0x0f) + count_equal(part, 0xf0, 0xf0);
+    furthest += integer ? count_both(part, 15, 0) : count_both(part, 7, 7);
+    if (integer) {
+      result.saturated += count_both(part, 15, 15);
     } else {
-      index_t const top = count_equal(part, 0x07, 0x07) + count_equal(part, 0x70, 0x70);
-      furthest += top;
-      result.saturated += top;
-      result.negative_zero += count_equal(part, 0x0f, 0x08) + count_equal(part, 0xf0, 0x80);
+      result.negative_zero += count_both(part, 15, 8);
     }
   }
   result.elements = 2 * static_cast<index_t>(bytes.size());
-  double const most = kind == value_kind::int4 ? 8.0 : 6.0;
+  result.saturated += furthest;
+  double const most = integer ? 8.0 : 6.0;
   result.largest = furthest > 0 ? most : largest_nibble(kind, bytes);
   return result;
 }

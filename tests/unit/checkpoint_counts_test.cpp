@@ -276,7 +276,7 @@ TEST(scale_counts, take_the_median_of_many_from_evenly_spaced_ones) {
   for (int i = 0; i < 100'000; ++i) scales.push_back(static_cast<float>(i % 1000 + 1));
   checkpoint::scale_scanner scanner(f32, false, std::ssize(scales));
   scanner.add(std::as_bytes(std::span(scales)));
-  EXPECT_NEAR(scanner.median(), 500.0, 30.0);
+  EXPECT_NEAR(scanner.median(), 500.0, 60.0);
   EXPECT_EQ(scanner.counts().scales, 100'000);
   EXPECT_EQ(scanner.counts().smallest, 1.0);
   EXPECT_EQ(scanner.counts().largest, 1000.0);
