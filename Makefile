@@ -15,7 +15,7 @@ suite = ctest --test-dir build/release --output-on-failure --no-tests=error --pa
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build build-all dev demo test test-asan tsan gradient property huge slow mutation bench bench-problems \
-        .venv tidy fmt fmt-check fuzz check-tree install clean
+        interop .venv tidy fmt fmt-check fuzz check-tree install clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,8 +32,8 @@ build-all: setup
 dev: setup ## build with assertions and internal checks: build/dev
 	$(call preset,dev)
 
-demo: build ## run a synthetic FP8 layer, forward and backward, against the oracle
-	$(TOOL) demo
+demo: build ## the story of an FP8 checkpoint: made, inspected, checked, run, converted, compared, and a broken one caught
+	scripts/demo.sh $(TOOL)
 
 test: check-tree build-all ## all suites but slow, the unit suite under the sanitizers, and the tree check
 	$(call preset,asan)
@@ -65,6 +65,9 @@ mutation: build ## plant known bugs one by one; the suite must catch each
 
 bench: build .venv ## compare with PyTorch and with the machine's limits: bench/results (BENCH_ARGS=--quick: a short run)
 	.venv/bin/python bench/compare.py --tool $(TOOL) $(BENCH_ARGS)
+
+interop: build .venv ## files and models exchanged with the safetensors package and Transformers
+	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m unittest discover -v -s tests/interop -p '*_test.py'
 
 bench-problems: build ## time the problems of BENCH_SUITE
 	$(TOOL) bench -f $(BENCH_SUITE)

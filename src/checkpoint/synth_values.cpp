@@ -79,7 +79,7 @@ class slice_writer {
   /// Layers and experts differ a little in size, as trained ones do.
   void draw(index_t slice, int part, stack_format const& stack) {
     auto const expert = static_cast<std::uint64_t>(module_.expert + slice);
-    synth_numbers const numbers(seed_, module_.name, 2 * expert + static_cast<unsigned>(part));
+    synth_numbers const numbers(seed_, module_.name, 2 * expert + (part == 1 ? 1U : 0U));
     synth_numbers const sizes(seed_, "size of experts", expert);
     bool const shared = format_.stacked && format_.scales == scale_codec::tensor;
     float const factor = shared ? 1.0F : 1.0F + 0.1F * sizes.normal(module_.layer);
