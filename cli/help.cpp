@@ -26,12 +26,14 @@ comment.
 )";
 
 constexpr char const* exit_codes = R"(Exit codes:
-  0  all is well
-  1  a verification failed
-  2  a bad option, file or problem line
-  3  a legal problem that this build or machine cannot run
-  4  not enough memory
-  5  anything else
+  0    all is well
+  1    a verification failed, or a checkpoint is not sound
+  2    bad input: an option, a problem line, a file that breaks its format
+  3    legal, but this build or machine cannot do it
+  4    not enough memory
+  5    anything else: please report it
+  6    a file could not be read or written, or changed meanwhile
+  130  interrupted
 )";
 
 }  // namespace
@@ -43,6 +45,38 @@ Start here:
   moe64 doctor                          what this machine can do, and why
   moe64 verify tokens=8 hidden=256 inter=128 experts=4 top_k=2
   moe64 bench -f bench/problems/models.txt
+  moe64 inspect DIR                     what a checkpoint is
+  moe64 run DIR --layer 3 --tokens 64   one of its layers, checked
+
+)") + exit_codes;
+}
+
+std::string inspect() {
+  return std::string(R"(
+Opens a checkpoint, reads its headers and configs (no weights), and prints the
+model, the dialects, what is stored, every layer of experts with its formats,
+which stacks no 32-bit index reaches, and everything that was found to be wrong.
+With errors among the findings the exit code is 1.
+
+Examples:
+  moe64 inspect ~/models/GLM-4.7-Flash-FP8
+  moe64 inspect DIR --json | jq .totals
+  moe64 inspect DIR --assume block=128x128
+
+)") + exit_codes;
+}
+
+std::string run() {
+  return std::string(R"(
+Loads the experts of one layer, runs them on seeded random input with seeded
+random routing, and prints the times, the memory, and the distance to a plain
+double-precision reference on sampled rows. Exit code 1 when that is more than
+rounding explains.
+
+Examples:
+  moe64 run DIR --layer 3 --tokens 64
+  moe64 run DIR --layer 3 --tokens 512 --backward --threads 8 --json
+  moe64 run DIR --layer 61 --mtp --tokens 4
 
 )") + exit_codes;
 }

@@ -33,6 +33,20 @@ void add_problems(CLI::App* verb, problem_options* options) {
   add_progress(verb, &options->progress);
 }
 
+void add_checkpoint(CLI::App* verb, folder_options* options) {
+  verb->add_option("DIR", options->folder, "A folder with safetensors files, or one such file")
+      ->required();
+  verb->add_option("--assume", options->how.assume,
+                   "State what the files leave open or say wrongly, such as block=128x128; may be "
+                   "repeated (docs/checkpoints.md)")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  verb->add_flag("--lenient", options->how.lenient, "Accept unknown fields in file headers");
+  verb->add_flag("--follow-links", options->how.follow_links,
+                 "Follow any symbolic link, not only those of a Hub cache");
+  verb->add_flag("--json", options->json, "One JSON object");
+}
+
 exit_code run_tool(int argc, char** argv) {
   CLI::App app{"moe64 runs expert layers of mixture-of-experts models from quantised weights."};
   app.name("moe64");
@@ -45,6 +59,44 @@ exit_code run_tool(int argc, char** argv) {
   index_t demo_threads = usable_cores();
   progress_mode demo_progress = progress_mode::automatic;
   bool doctor_json = false;
+
+  folder_options inspect_asked;
+  run_options run_asked;
+  run_asked.threads = usable_cores();
+
+  auto* const inspect_verb =
+      app.add_subcommand("inspect", "Say what a checkpoint is, and what is wrong with it");
+  add_checkpoint(inspect_verb, &inspect_asked);
+  inspect_verb->footer(help::inspect());
+
+  auto* const run_verb = app.add_subcommand("run", "Run one layer of a checkpoint");
+  add_checkpoint(run_verb, &run_asked);
+  add_threads(run_verb, &run_asked.threads);
+  add_progress(run_verb, &run_asked.progress);
+  run_verb->add_option("--layer", run_asked.layer, "Which layer, as the files number it")
+      ->required()
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  run_verb->add_flag("--mtp", run_asked.mtp, "A layer of multi-token prediction");
+  run_verb->add_option("--tokens", run_asked.tokens, "Input rows (default 64)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("T");
+  run_verb
+      ->add_option("--top-k", run_asked.top_k,
+                   "Experts of each token (default: what the config states)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("K");
+  run_verb->add_option("--seed", run_asked.seed, "Chooses input and routing (default 1)")
+      ->type_name("S");
+  run_verb->add_flag("--backward", run_asked.backward,
+                     "Then the gradients of the input and of the slot weights");
+  run_verb->add_option("--device", run_asked.device, "Where it runs: cpu")->type_name("D");
+  run_verb
+      ->add_option("--budget", run_asked.budget,
+                   "Multiply-adds of the reference before it samples rows (default 1e9)")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N");
+  run_verb->footer(help::run());
 
   auto* const verify_verb = app.add_subcommand("verify", "Compare problems with the reference");
   add_problems(verify_verb, &verify_asked);
@@ -90,6 +142,8 @@ exit_code run_tool(int argc, char** argv) {
     fmt::print(stderr, "moe64: {}\nRun with --help for more information.\n", printable(e.what()));
     return exit_code::usage;
   }
+  if (inspect_verb->parsed()) return inspect(inspect_asked);
+  if (run_verb->parsed()) return run(run_asked);
   if (verify_verb->parsed()) return verify(verify_asked);
   if (bench_verb->parsed()) return bench(bench_asked);
   if (doctor_verb->parsed()) return doctor(doctor_json);

@@ -2,9 +2,11 @@
 
 #include "cases/problem_case.hpp"
 #include "exit_code.hpp"
+#include "moe64/checkpoint.hpp"
 #include "progress.hpp"
 #include "terminal.hpp"
 
+#include <cstdint>
 #include <exception>
 #include <new>
 #include <string>
@@ -30,6 +32,28 @@ struct bench_options : problem_options {
   double min_seconds = 0.5;
 };
 
+/// Options of every verb that opens a checkpoint.
+struct folder_options {
+  std::string folder;
+  checkpoint_options how;
+  bool json = false;
+  index_t threads = 1;
+  progress_mode progress = progress_mode::automatic;
+};
+
+struct run_options : folder_options {
+  index_t layer = 0;
+  bool mtp = false;
+  index_t tokens = 64;
+  index_t top_k = 0;  ///< 0: what the config states
+  std::string device = "cpu";
+  std::uint64_t seed = 1;
+  bool backward = false;
+  double budget = cases::default_budget;
+};
+
+[[nodiscard]] exit_code inspect(folder_options const& options);
+[[nodiscard]] exit_code run(run_options const& options);
 [[nodiscard]] exit_code verify(verify_options const& options);
 [[nodiscard]] exit_code bench(bench_options const& options);
 [[nodiscard]] exit_code doctor(bool json);

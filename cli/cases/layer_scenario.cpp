@@ -11,12 +11,13 @@ namespace {
 
 int parts_of(problem const& p) { return is_gated(p.act.kind) ? 2 : 1; }
 
-/// The call that forward makes for a projection, as far as choosing an implementation looks at it.
-grouped_gemm_args gemm_of(setting const& s, projection const& p, compute_mode mode,
+}  // namespace
+
+grouped_gemm_args gemm_of(problem const& line, projection const& p, compute_mode mode,
                           void const* anywhere) {
-  index_t const capacity = s.p.tokens * s.p.top_k;
+  index_t const capacity = line.tokens * line.top_k;
   auto const view = [&](dtype type, index_t rows, index_t cols) {
-    return tensor_view::contiguous(anywhere, type, {rows, cols}, s.p.device);
+    return tensor_view::contiguous(anywhere, type, {rows, cols}, line.device);
   };
   grouped_gemm_args args;
   args.weights = p.weights;
@@ -28,19 +29,17 @@ grouped_gemm_args gemm_of(setting const& s, projection const& p, compute_mode mo
                                     view(dtype::f32, capacity, layout.grid_cols(p.weights.cols())),
                                     layout);
   } else {
-    args.x = quantized_view::plain(view(s.p.io, capacity, p.weights.cols()));
+    args.x = quantized_view::plain(view(line.io, capacity, p.weights.cols()));
   }
   args.expert_begin =
-      tensor_view::contiguous(anywhere, dtype::int64, {p.weights.experts() + 1}, s.p.device);
+      tensor_view::contiguous(anywhere, dtype::int64, {p.weights.experts() + 1}, line.device);
   if (p.lora.present()) {
-    args.low_rank = {view(s.p.io, capacity, s.p.lora), p.lora.b, p.lora.scaling};
+    args.low_rank = {view(line.io, capacity, line.lora), p.lora.b, p.lora.scaling};
   }
-  args.y = view(s.p.io, capacity, p.weights.rows());
-  args.implementation = s.p.impl;
+  args.y = view(line.io, capacity, p.weights.rows());
+  args.implementation = line.impl;
   return args;
 }
-
-}  // namespace
 
 std::unique_ptr<scenario> make_layer(setting const& s) {
   return std::make_unique<layer_scenario>(s);
@@ -151,8 +150,8 @@ void layer_scenario::execute(stream where) const {
 std::vector<operation_report> layer_scenario::explain(stream where) const {
   void const* const anywhere = forward_.x.data;
   return {
-      {"grouped_gemm", moe64::explain(gemm_of(s_, layer_.gate_up, mode_.mode, anywhere), where)},
-      {"grouped_gemm", moe64::explain(gemm_of(s_, layer_.down, mode_.mode, anywhere), where)}};
+      {"grouped_gemm", moe64::explain(gemm_of(s_.p, layer_.gate_up, mode_.mode, anywhere), where)},
+      {"grouped_gemm", moe64::explain(gemm_of(s_.p, layer_.down, mode_.mode, anywhere), where)}};
 }
 
 std::string layer_scenario::remark() const {

@@ -8,6 +8,10 @@
 
 namespace moe64::cases {
 
+/// The call that forward makes for a projection, as far as choosing an implementation looks at it.
+[[nodiscard]] grouped_gemm_args gemm_of(problem const& line, projection const& p, compute_mode mode,
+                                        void const* anywhere);
+
 /// op=layer: forward, and with backward=1 backward after it with every gradient that exists.
 class layer_scenario final : public scenario {
  public:

@@ -24,6 +24,7 @@
 ///
 /// A fused gate_up projection, in short: moe64_split_gate_up -> moe64_weights_gate_up ->
 /// moe64_layer_create -> moe64_forward_bytes -> moe64_forward.
+#include "moe64/c/checkpoint.h"
 #include "moe64/c/handles.h"
 #include "moe64/c/layer.h"
 #include "moe64/c/ops.h"

@@ -2,16 +2,11 @@
 
 #include "capi/convert.hpp"
 #include "capi/guarded.hpp"
+#include "capi/layer_handle.hpp"
 
 #include <algorithm>
 #include <memory>
 #include <string>
-
-/// Never moved: desc.implementation looks at the string beside it.
-struct moe64_layer {
-  moe64::layer_desc desc;
-  std::string implementation;
-};
 
 namespace moe64::capi {
 namespace {

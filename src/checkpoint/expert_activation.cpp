@@ -70,4 +70,14 @@ std::optional<activation_spec> expert_activation(model_config const& config, dia
   return std::nullopt;
 }
 
+activation_scheme activation_scheme_of(model_config const& config) noexcept {
+  auto const& stated = config.quant.activation_scheme;
+  return stated && stated->value == "dynamic" ? activation_scheme::dynamic
+                                              : activation_scheme::unstated;
+}
+
+weight_placement weight_placement_of(model_config const& config) noexcept {
+  return config.is_type("llama4") ? weight_placement::input : weight_placement::output;
+}
+
 }  // namespace moe64::checkpoint

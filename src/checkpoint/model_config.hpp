@@ -1,7 +1,7 @@
 #pragma once
 
 #include "checkpoint/quant_declaration.hpp"
-#include "moe64/ops.hpp"
+#include "moe64/layer.hpp"
 
 #include <optional>
 #include <string>
@@ -55,5 +55,10 @@ struct model_config {
 /// the answer is empty. They are never filled in.
 [[nodiscard]] std::optional<activation_spec> expert_activation(model_config const& config,
                                                                diagnostics& found);
+
+/// Whether activations are declared to be quantised on the fly.
+[[nodiscard]] activation_scheme activation_scheme_of(model_config const& config) noexcept;
+/// Llama-4 multiplies the inputs of experts by the slot weight, all others their outputs.
+[[nodiscard]] weight_placement weight_placement_of(model_config const& config) noexcept;
 
 }  // namespace moe64::checkpoint
