@@ -37,7 +37,7 @@ struct diff_options {
 struct tensor_difference {
   std::string tensor;  ///< as a file spells it: escape it before printing
   diff_state state = diff_state::different;
-  std::string first;   ///< how it is stored in each: "F8_E4M3 blk", "BF16"; safe to print
+  std::string first;  ///< how it is stored in each: "F8_E4M3 blk", "BF16"; safe to print
   std::string second;
   index_t numbers = 0;    ///< compared
   index_t different = 0;  ///< not equal (NaN equals NaN)

@@ -98,8 +98,7 @@ class conversion {
     }
     index_t const fitting = room / std::max<index_t>(1, memory_.total());
     workers_ = std::clamp<index_t>(fitting, 1, workers_of(where_));
-    report_.buffer_bytes =
-        workers_ * memory_.total() + std::max(memory_.out, memory_.out_scales);
+    report_.buffer_bytes = workers_ * memory_.total() + std::max(memory_.out, memory_.out_scales);
   }
 
   /// What an earlier run has left: shards that are whole, or a reason to start over.

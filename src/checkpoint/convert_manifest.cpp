@@ -79,8 +79,8 @@ conversion_identity identity_of(folder const& files, convert_options const& opti
                                 std::string const& configs) {
   conversion_identity identity;
   identity.library = version();
-  std::string settings = fmt::format("{} {} {}", name(options.to), options.shard_bytes,
-                                     options.unsound);
+  std::string settings =
+      fmt::format("{} {} {}", name(options.to), options.shard_bytes, options.unsound);
   for (std::string const& text : assumed) settings += "\n" + text;
   identity.options = text_sum(settings);
   std::string inputs;
@@ -101,8 +101,8 @@ conversion_identity identity_of(folder const& files, convert_options const& opti
 }
 
 std::optional<earlier_run> read_manifest(output_folder const& folder) {
-  auto const file = input_file::open_if_present(folder.files(), folder.path_of(manifest_name),
-                                                link_rule::none);
+  auto const file =
+      input_file::open_if_present(folder.files(), folder.path_of(manifest_name), link_rule::none);
   if (!file) return std::nullopt;
   std::string const text = file->read_text(manifest_limit);
   earlier_run run;

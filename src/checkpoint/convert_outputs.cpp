@@ -59,8 +59,8 @@ planned_output quantised(std::string const& module, bool stacked, conversion_job
   job.kind = job_kind::quantise;
   job.scales = 1;
   result.job = job;
-  result.tensors.push_back({module + ".weight", file_dtype::f8_e4m3,
-                            shape_of(job.slices, stacked, job.rows, job.cols)});
+  result.tensors.push_back(
+      {module + ".weight", file_dtype::f8_e4m3, shape_of(job.slices, stacked, job.rows, job.cols)});
   result.tensors.push_back(
       {module + scale_suffix(plan), file_type(plan.scale_type),
        shape_of(job.slices, stacked, layout.grid_rows(job.rows), layout.grid_cols(job.cols))});
@@ -85,8 +85,7 @@ std::vector<planned_output> unstacked(weight_module const& weight, stored_matric
       if (fused) job.first = interleaved ? part : part * job.rows;
       if (fused && interleaved) job.step = 2;
       char const* const word = !fused ? "down_proj" : part == 0 ? "gate_proj" : "up_proj";
-      results.push_back(
-          quantised(fmt::format("{}{}.{}", prefix, expert, word), false, job, plan));
+      results.push_back(quantised(fmt::format("{}{}.{}", prefix, expert, word), false, job, plan));
     }
   }
   return results;
@@ -98,8 +97,8 @@ std::vector<planned_output> relabelled(weight_module const& weight, conversion_p
   std::string const module(weight.module);
   tensor_entry const& values = *weight.values;
   results[0].job.from = &values;
-  results[0].tensors.push_back({module + ".weight", values.type,
-                                {values.shape.begin(), values.shape.end()}});
+  results[0].tensors.push_back(
+      {module + ".weight", values.type, {values.shape.begin(), values.shape.end()}});
   tensor_entry const& scales = *weight.scales;
   bool const as_stored = plan.to == convert_target::fp8_row || scales.type == file_dtype::f32 ||
                          plan.scale_type == dtype::e8m0;

@@ -96,8 +96,8 @@ class planner {
     }
     if (stated[0] == weight.format.rows && stated[1] == weight.format.cols) return;
     fail(errc::shape_mismatch, "[convert] tensor {} says [{}, {}], but {} is read as [{}, {}]",
-         quoted(shape->name), stated[0], stated[1], quoted(weight.values->name),
-         weight.format.rows, weight.format.cols);
+         quoted(shape->name), stated[0], stated[1], quoted(weight.values->name), weight.format.rows,
+         weight.format.cols);
   }
 
   void account(tensor_entry const& tensor) {
@@ -116,8 +116,8 @@ class planner {
       return;
     }
     planned_output output;
-    output.tensors.push_back({std::string(tensor.name), tensor.type,
-                              {tensor.shape.begin(), tensor.shape.end()}});
+    output.tensors.push_back(
+        {std::string(tensor.name), tensor.type, {tensor.shape.begin(), tensor.shape.end()}});
     output.job.from = &tensor;
     placed_.push_back({tensor.shard, tensor.begin, std::move(output)});
     bool const weight = part == tensor_part::weight && is_plain(tensor.type);

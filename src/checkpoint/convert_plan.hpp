@@ -46,7 +46,7 @@ struct planned_shard {
 /// Everything that a conversion will do, before it does anything.
 struct conversion_plan {
   convert_target to = convert_target::bf16;
-  dtype scale_type = dtype::f32;  ///< of quantised output
+  dtype scale_type = dtype::f32;         ///< of quantised output
   std::deque<stored_matrices> matrices;  // jobs point into it
   std::vector<planned_shard> shards;
   std::vector<tensor_fate> fates;  ///< by position in folder::tensors()

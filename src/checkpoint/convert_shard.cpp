@@ -148,8 +148,8 @@ shard_record shard_writer::finish(folder const& inputs) {
 
 bool is_whole(output_folder const& folder, shard_layout const& layout, shard_record const& record,
               index_t readers, stream where) {
-  auto const file = input_file::open_if_present(
-      folder.files(), folder.path_of(layout.shard().name), link_rule::none);
+  auto const file = input_file::open_if_present(folder.files(), folder.path_of(layout.shard().name),
+                                                link_rule::none);
   if (!file || file->bytes() != layout.file().bytes || record.bytes != file->bytes()) return false;
   std::string header(layout.file().header.size(), '\0');
   file->read(0, std::as_writable_bytes(std::span(header)));

@@ -1,6 +1,5 @@
-#include "checkpoint/convert_files.hpp"
-
 #include "checkpoint/checksum.hpp"
+#include "checkpoint/convert_files.hpp"
 #include "checkpoint/input_file.hpp"
 #include "checkpoint/output_file.hpp"
 #include "checkpoint/quoted.hpp"

@@ -21,10 +21,12 @@ index_t rows_per_tile(conversion_job const& job, conversion_plan const& plan) {
   index_t const wanted = job.transposed ? turned_tile_bytes : tile_bytes;
   index_t rows = wanted / std::max<index_t>(1, job.cols * out_bytes_per_number(plan));
   // whole blocks of the target; packed columns are cut at whole bytes
-  index_t const unit = plan.to == convert_target::fp8_block ? target_block : job.transposed ? 64 : 1;
+  index_t const unit = plan.to == convert_target::fp8_block ? target_block
+                       : job.transposed                     ? 64
+                                                            : 1;
   rows = std::max(rows - rows % unit, unit);
-  index_t const block = job.transposed ? job.matrices->col_blocks.block
-                                       : job.matrices->row_blocks.block;
+  index_t const block =
+      job.transposed ? job.matrices->col_blocks.block : job.matrices->row_blocks.block;
   if (!is_fp8(plan.to) && rows > block) rows -= rows % block;
   return rows;
 }
@@ -81,7 +83,8 @@ tile_memory memory_of(conversion_job const& job, tile const& piece) {
     memory.values = piece.values_bytes;
     return memory;
   }
-  region_bytes const stored = bytes_of(*job.matrices, region_of(job, piece.slice, piece.begin, piece.end));
+  region_bytes const stored =
+      bytes_of(*job.matrices, region_of(job, piece.slice, piece.begin, piece.end));
   memory.values = stored.values;
   memory.scales = stored.scales;
   if (job.kind == job_kind::quantise) {
@@ -112,8 +115,8 @@ number_counts count_scales(std::span<std::byte const> bytes, dtype type) {
   number_counts counts;
   index_t const count = static_cast<index_t>(bytes.size()) * 8 / bits(type);
   for (index_t i = 0; i < count; ++i) {
-    float const scale = type == dtype::e8m0 ? e8m0_number::get(bytes.data(), i)
-                                            : f32_number::get(bytes.data(), i);
+    float const scale =
+        type == dtype::e8m0 ? e8m0_number::get(bytes.data(), i) : f32_number::get(bytes.data(), i);
     counts.not_finite += scale - scale == 0.0F ? 0 : 1;
   }
   return counts;
@@ -218,8 +221,9 @@ tile_worker::result tile_worker::run(conversion_job const& job, tile const& piec
 }
 
 void tile_worker::read(conversion_job const& job, tile const& piece, tensor_view const& out) {
-  read_numbers(files_, *job.matrices, region_of(job, piece.slice, piece.begin, piece.end), values_.first(memory_.values),
-               scales_.first(memory_.scales), turned(out, job.transposed));
+  read_numbers(files_, *job.matrices, region_of(job, piece.slice, piece.begin, piece.end),
+               values_.first(memory_.values), scales_.first(memory_.scales),
+               turned(out, job.transposed));
 }
 
 void tile_worker::widen(conversion_job const& job, tile const& piece) {
@@ -230,20 +234,19 @@ void tile_worker::widen(conversion_job const& job, tile const& piece) {
 }
 
 void tile_worker::quantise(conversion_job const& job, tile const& piece) {
-  tensor_view const numbers =
-      tensor_view::contiguous(numbers_.first(memory_.numbers).data(), dtype::f32,
-                              {scratch_rows(job, piece), job.cols});
+  tensor_view const numbers = tensor_view::contiguous(
+      numbers_.first(memory_.numbers).data(), dtype::f32, {scratch_rows(job, piece), job.cols});
   read(job, piece, numbers);
   index_t const rows = piece.end - piece.begin;
   granularity const layout = target_layout(plan_.to);
   quantize_args args;
   args.x = job.step == 1 ? numbers : numbers.every(0, 0, job.step);
   args.layout = layout;
-  args.values = tensor_view::contiguous(out_.first(piece.values_bytes).data(), dtype::e4m3,
-                                        {rows, job.cols});
-  args.scales = tensor_view::contiguous(out_scales_.first(piece.scales_bytes).data(),
-                                        plan_.scale_type,
-                                        {layout.grid_rows(rows), layout.grid_cols(job.cols)});
+  args.values =
+      tensor_view::contiguous(out_.first(piece.values_bytes).data(), dtype::e4m3, {rows, job.cols});
+  args.scales =
+      tensor_view::contiguous(out_scales_.first(piece.scales_bytes).data(), plan_.scale_type,
+                              {layout.grid_rows(rows), layout.grid_cols(job.cols)});
   quantize(args, cpu_stream());
 }
 

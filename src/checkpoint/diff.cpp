@@ -31,8 +31,11 @@ bool same_place(tensor_entry const& a, tensor_entry const& b) {
 class row_reader {
  public:
   row_reader(folder const& files, conversion_job const& job, index_t rows_at_once)
-      : files_(files), job_(job), needed_(needed(job, rows_at_once)),
-        values_(needed_.values), scales_(needed_.scales),
+      : files_(files),
+        job_(job),
+        needed_(needed(job, rows_at_once)),
+        values_(needed_.values),
+        scales_(needed_.scales),
         numbers_(((rows_at_once - 1) * job.step + 1) * job.cols * 4) {}
 
   /// Row `begin` and those behind it; successive rows are row_stride() apart.
@@ -68,7 +71,10 @@ class row_reader {
   piece_buffer numbers_;
 };
 
-void compare_rows(float const* a, float const* b, index_t count, tensor_difference& into) {
+/// Also counts numbers of another bit pattern: signs of zero and of NaN.
+void compare_rows(float const* a, float const* b, index_t count, tensor_difference& into,
+                  index_t& other_bits) {
+  if (std::memcmp(a, b, static_cast<std::size_t>(count) * sizeof(float)) != 0) ++other_bits;
   for (index_t i = 0; i < count; ++i) {
     double const x = static_cast<double>(a[i]);
     double const y = static_cast<double>(b[i]);
@@ -133,15 +139,19 @@ class comparison {
       count_bytes(pair);
       return result;
     }
-    if (same_bytes(pair)) {
+    bool const same_storage = stored_alike(pair);
+    if (same_storage && same_bytes(pair)) {
       result.state = diff_state::identical;
     } else if (comparable(*pair.first, *pair.second)) {
-      compare_numbers(pair, result);
+      bool const same_bits = compare_numbers(pair, result);
       // |a - b| as a share of the largest |a|; two tensors of zeros are equal
       double const allowed = options_.tolerance * result.largest;
-      result.state = result.different == 0         ? diff_state::equal
-                     : result.max_abs <= allowed ? diff_state::close
-                                                   : diff_state::different;
+      if (result.different == 0) {
+        // one part of a fused stack, of which another part has changed
+        result.state = same_storage && same_bits ? diff_state::identical : diff_state::equal;
+      } else if (result.max_abs <= allowed) {
+        result.state = diff_state::close;
+      }
     }
     count_bytes(pair);
     return result;
@@ -168,21 +178,25 @@ class comparison {
     progress_.add(bytes);
   }
 
-  /// Every tensor of the unit is there on both sides, with the same name, type, shape and bytes.
-  /// Of a stack only the expert's slice of the values is looked at.
+  /// Every tensor of the unit is there on both sides, with the same name, type and shape.
+  static bool stored_alike(unit_pair const& pair) {
+    auto const& a = pair.first->entries;
+    auto const& b = pair.second->entries;
+    return std::equal(
+        a.begin(), a.end(), b.begin(), b.end(),
+        [](auto const* left, auto const* right) { return same_place(*left, *right); });
+  }
+
+  /// Of a stack only the expert's slice is looked at.
   bool same_bytes(unit_pair const& pair) const {
     auto const& a = pair.first->entries;
     auto const& b = pair.second->entries;
-    if (a.size() != b.size()) return false;
-    for (std::size_t i = 0; i < a.size(); ++i) {
-      if (!same_place(*a[i], *b[i])) return false;
-    }
     conversion_job const& job = pair.first->job;
     index_t const count = job.matrices == nullptr ? 1 : job.matrices->count;
     for (std::size_t i = 0; i < a.size(); ++i) {
       // one number for the whole stack does not divide into slices
-      bool const sliced = count > 1 && a[i]->bytes % count == 0 && !a[i]->shape.empty() &&
-                          a[i]->shape[0] == count;
+      bool const sliced =
+          count > 1 && a[i]->bytes % count == 0 && !a[i]->shape.empty() && a[i]->shape[0] == count;
       index_t const bytes = sliced ? a[i]->bytes / count : a[i]->bytes;
       if (!same_range(*a[i], *b[i], sliced ? job.slice * bytes : 0, bytes)) return false;
     }
@@ -203,25 +217,29 @@ class comparison {
     return true;
   }
 
-  void compare_numbers(unit_pair const& pair, tensor_difference& into) {
+  /// Whether all bits are the same.
+  bool compare_numbers(unit_pair const& pair, tensor_difference& into) {
     conversion_job const& a = pair.first->job;
     conversion_job const& b = pair.second->job;
-    if (a.rows == 0 || a.cols == 0) return;
+    if (a.rows == 0 || a.cols == 0) return true;
     index_t const wanted = a.transposed || b.transposed ? turned_piece_bytes : piece_bytes;
     index_t rows = std::max<index_t>(1, wanted / (a.cols * 4));
     if (a.transposed || b.transposed) rows = std::max<index_t>(64, rows - rows % 64);
     rows = std::min(rows, a.rows);
     row_reader left(first_.files, a, rows);
     row_reader right(second_.files, b, rows);
+    index_t other_bits = 0;
     for (index_t row = 0; row < a.rows; row += rows) {
       index_t const end = std::min(a.rows, row + rows);
       float const* const x = left.read(row, end);
       float const* const y = right.read(row, end);
       for (index_t i = 0; i < end - row; ++i) {
-        compare_rows(x + i * left.row_stride(), y + i * right.row_stride(), a.cols, into);
+        compare_rows(x + i * left.row_stride(), y + i * right.row_stride(), a.cols, into,
+                     other_bits);
       }
     }
     into.numbers = a.rows * a.cols;
+    return other_bits == 0;
   }
 
   diff_report summary(std::vector<tensor_difference> found) const {

@@ -12,10 +12,10 @@ namespace moe64::checkpoint {
 
 /// One thing that two checkpoints may both have: the matrix of one expert, a module, a tensor.
 struct diff_unit {
-  std::string tensor;  ///< what to call it
-  std::string stored;  ///< how it is stored; safe to print
+  std::string tensor;                        ///< what to call it
+  std::string stored;                        ///< how it is stored; safe to print
   std::vector<tensor_entry const*> entries;  ///< every tensor that it is made of
-  bool readable = false;  ///< it has numbers: `job` says how to read its rows
+  bool readable = false;                     ///< it has numbers: `job` says how to read its rows
   bool of_activations = false;
   conversion_job job;
 };

@@ -114,13 +114,13 @@ stored_matrices matrices_of(module_format const& format, tensor_entry const* val
   bool const per_group = format.block_cols > 0;
   axis_blocks outputs{per_block ? format.block_rows : 1, 0};
   axis_blocks const inputs{per_group ? format.block_cols : format.cols, 0};
-  if (format.fused && format.grid == fused_grid::halves && per_block) outputs.half = format.rows / 2;
+  if (format.fused && format.grid == fused_grid::halves && per_block)
+    outputs.half = format.rows / 2;
   result.row_blocks = format.transposed ? inputs : outputs;
   result.col_blocks = format.transposed ? outputs : inputs;
   result.grid_cols = result.col_blocks.grid(result.cols - 1) + 1;
   if (format.stacked) {
-    result.grid_slice =
-        checked_mul(result.row_blocks.grid(result.rows - 1) + 1, result.grid_cols);
+    result.grid_slice = checked_mul(result.row_blocks.grid(result.rows - 1) + 1, result.grid_cols);
   }
   bool const nv = format.scales == scale_codec::nv16_mul || format.scales == scale_codec::nv16_div;
   if (nv) result.global = global;
@@ -131,12 +131,11 @@ stored_matrices matrices_of(module_format const& format, tensor_entry const* val
 piece_buffer::piece_buffer(index_t bytes) : bytes_(bytes) {
   constexpr std::size_t alignment = 64;
   auto const size = static_cast<std::size_t>(align_up(std::max<index_t>(bytes, 1), 64));
-  data_.reset(static_cast<std::byte*>(
-      ::operator new(size, std::align_val_t{alignment})));
+  data_.reset(static_cast<std::byte*>(::operator new (size, std::align_val_t{alignment})));
 }
 
 void piece_buffer::release::operator()(std::byte* data) const noexcept {
-  ::operator delete(data, std::align_val_t{64});
+  ::operator delete (data, std::align_val_t{64});
 }
 
 std::span<std::byte> piece_buffer::first(index_t bytes) {
@@ -172,8 +171,8 @@ void read_numbers(folder const& files, stored_matrices const& from, stored_regio
   stream const here = cpu_stream();
   index_t const pitch = pitch_bytes * 8 / value_bits;
   if (from.plain()) {
-    tensor_view const values = matrix_at(value_memory.data(), from.type, region.rows(),
-                                         region.cols(), pitch, 1);
+    tensor_view const values =
+        matrix_at(value_memory.data(), from.type, region.rows(), region.cols(), pitch, 1);
     dequantize({quantized_view::plain(values), out}, here);
     return;
   }

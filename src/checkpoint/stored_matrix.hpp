@@ -40,8 +40,8 @@ struct stored_matrices {
   index_t pitch = 0;  ///< elements from row to row
   axis_blocks row_blocks;
   axis_blocks col_blocks;
-  index_t grid_cols = 1;    ///< numbers from row to row of the grid
-  index_t grid_slice = 0;   ///< numbers from matrix to matrix; 0: all share them
+  index_t grid_cols = 1;   ///< numbers from row to row of the grid
+  index_t grid_slice = 0;  ///< numbers from matrix to matrix; 0: all share them
   global_scale::direction direction = global_scale::direction::multiply;
 
   [[nodiscard]] bool plain() const noexcept { return scales == nullptr; }

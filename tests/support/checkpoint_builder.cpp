@@ -74,6 +74,12 @@ std::vector<std::byte> checkpoint_builder::bytes_of(std::string const& name) con
   return bytes;
 }
 
+std::vector<std::string> checkpoint_builder::names() const {
+  std::vector<std::string> all;
+  for (auto const& [name, stored] : tensors_) all.push_back(name);
+  return all;
+}
+
 void add_experts(checkpoint_builder& into, expert_tensors const& tensors, index_t experts,
                  index_t hidden, index_t inter) {
   for (index_t expert = 0; expert < experts; ++expert) {

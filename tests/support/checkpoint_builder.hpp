@@ -38,6 +38,10 @@ class checkpoint_builder {
   [[nodiscard]] std::vector<index_t> const& shape_of(std::string const& name) const {
     return tensors_.at(name).shape;
   }
+  [[nodiscard]] file_dtype type_of(std::string const& name) const { return tensors_.at(name).type; }
+  [[nodiscard]] std::vector<std::string> names() const;  ///< of all tensors, sorted
+  /// config.json, hf_quant_config.json, params.json; empty where there is none.
+  [[nodiscard]] std::array<std::string, 3> const& texts() const { return texts_; }
 
  private:
   struct stored_tensor {
