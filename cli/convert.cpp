@@ -53,7 +53,7 @@ void print_text(convert_options_asked const& asked, convert_report const& report
   }
   row("beside", report.side_files.empty() ? "nothing" : joined(report.side_files));
   row("time", fmt::format("{}, {}, buffers {}, peak {}", human_seconds(seconds),
-                          human_rate(static_cast<double>(report.output_bytes) / seconds, "B"),
+                          human_rate(static_cast<double>(report.output_bytes) / seconds, "B/s"),
                           human_bytes(static_cast<double>(report.buffer_bytes)),
                           human_bytes(peak_memory())));
   for (std::string const& note : report.notes) row("note", printable(note));

@@ -192,6 +192,7 @@ class conversion {
       manifest.add(record);
       records_.push_back(record);
     };
+    std::size_t left = plan_.shards.size() - kept.size();
     for (planned_shard const& shard : plan_.shards) {
       auto const done = std::find_if(kept.begin(), kept.end(), [&](shard_record const& record) {
         return record.name == shard.name;
@@ -211,9 +212,14 @@ class conversion {
       }
       settle();
       finishing = std::move(writer);
-      finished = std::async(environment_.background ? std::launch::async : std::launch::deferred,
-                            [&] { return finishing->finish(files_); });
-      if (!environment_.background) settle();
+      // behind the last one nothing is converted, and all threads can read it back
+      bool const last = --left == 0;
+      if (last) workers.clear();
+      bool const behind = environment_.background && !last;
+      finished = std::async(behind ? std::launch::async : std::launch::deferred, [&, last] {
+        return finishing->finish(files_, last ? workers_ : 1, last ? where_ : cpu_stream());
+      });
+      if (!behind) settle();
     }
     settle();
     progress.finish();

@@ -84,12 +84,12 @@ std::string edit_config(json_value const& config, conversion_plan const& plan) {
       std::string_view const key = member.key();
       if (key == "quantization_config" || key == "compression_config") {
         bool const replaced = fp8 && !declared && key == "quantization_config";
-        edits.push_back({&member, replaced ? std::optional(declaration(plan)) : std::nullopt});
+        edits.push_back({&member, replaced ? declaration(plan) : std::string()});
         declared = declared || replaced;
       } else if (key == "expert_dtype") {
-        edits.push_back({&member, fp8 ? std::optional<std::string>("\"fp8\"") : std::nullopt});
+        edits.push_back({&member, fp8 ? "\"fp8\"" : ""});
       } else if (key == "routed_experts_quant_method" || key == "scale_fmt") {
-        edits.push_back({&member, std::nullopt});
+        edits.push_back({&member, ""});
       } else if (!fp8 && (key == "torch_dtype" || key == "dtype") && member.is(json_kind::text)) {
         bool const bf16 = plan.to == convert_target::bf16;
         edits.push_back({&member, bf16 ? "\"bfloat16\"" : "\"float16\""});
@@ -104,7 +104,7 @@ std::string edit_config(json_value const& config, conversion_plan const& plan) {
 std::string edit_params(json_value const& params) {
   std::vector<json_edit> edits;
   if (json_value const* const quantization = params.find("quantization")) {
-    edits.push_back({quantization, std::nullopt});
+    edits.push_back({quantization, ""});
   }
   return edited(params, edits, {});
 }

@@ -18,18 +18,37 @@ std::uint64_t sum_of(std::span<std::byte const> bytes) {
   return sum.value();
 }
 
-/// The sums of a tile that `read` fetches into `buffer`.
+/// The sums of all tiles of a file that `read` reads.
 template <class Read>
-void sum_tile(tile const& piece, Read const& read, std::span<std::byte> buffer,
-              std::uint64_t* sums) {
-  auto const part = [&](index_t at, index_t bytes) -> std::uint64_t {
-    if (bytes == 0) return 0;
-    auto const into = buffer.first(static_cast<std::size_t>(bytes));
-    read(at, into);
-    return sum_of(into);
-  };
-  sums[0] = part(piece.values_at, piece.values_bytes);
-  sums[1] = part(piece.scales_at, piece.scales_bytes);
+std::vector<std::uint64_t> sums_of(shard_layout const& layout, Read const& read, index_t readers,
+                                   stream where) {
+  std::vector<std::uint64_t> sums(2 * layout.tiles().size());
+  index_t const largest = layout.largest_tile();
+  std::atomic<std::size_t> next{0};
+  run_tasks(where, std::clamp<index_t>(readers, 1, workers_of(where)), [&](index_t) {
+    piece_buffer memory(largest);
+    auto const sum_part = [&](index_t at, index_t bytes) -> std::uint64_t {
+      if (bytes == 0) return 0;
+      std::span<std::byte> const into = memory.first(bytes);
+      read(at, into);
+      return sum_of(into);
+    };
+    for (;;) {
+      std::size_t const position = next.fetch_add(1, std::memory_order_relaxed);
+      if (position >= layout.tiles().size()) return;
+      tile const& piece = layout.tiles()[position];
+      sums[2 * position] = sum_part(piece.values_at, piece.values_bytes);
+      sums[2 * position + 1] = sum_part(piece.scales_at, piece.scales_bytes);
+    }
+  });
+  return sums;
+}
+
+template <class Read>
+bool has_header(shard_layout const& layout, Read const& read) {
+  std::string header(layout.file().header.size(), '\0');
+  read(0, std::as_writable_bytes(std::span(header)));
+  return header == layout.file().header;
 }
 
 }  // namespace
@@ -104,7 +123,7 @@ void shard_writer::run(std::vector<std::unique_ptr<tile_worker>> const& workers,
   });
 }
 
-shard_record shard_writer::finish(folder const& inputs) {
+shard_record shard_writer::finish(folder const& inputs, index_t readers, stream where) {
   for (std::size_t i = 0; i < inputs.shards().size(); ++i) {
     inputs.check_unchanged(static_cast<index_t>(i));
   }
@@ -127,19 +146,8 @@ shard_record shard_writer::finish(folder const& inputs) {
   }
   record.checksum = layout_.combined(sums_);
   file_.finish([&] {
-    piece_buffer memory(layout_.largest_tile());
-    std::vector<std::byte> header(layout_.file().header.size());
-    file_.read(0, header);
-    auto const expected = std::as_bytes(std::span(layout_.file().header));
-    bool same = std::equal(header.begin(), header.end(), expected.begin());
-    std::span<std::byte> const buffer = memory.first(layout_.largest_tile());
     auto const read = [&](index_t at, std::span<std::byte> into) { file_.read(at, into); };
-    for (std::size_t i = 0; same && i < layout_.tiles().size(); ++i) {
-      std::uint64_t sums[2];
-      sum_tile(layout_.tiles()[i], read, buffer, sums);
-      same = sums[0] == sums_[2 * i] && sums[1] == sums_[2 * i + 1];
-    }
-    if (same) return;
+    if (has_header(layout_, read) && sums_of(layout_, read, readers, where) == sums_) return;
     fail(errc::io_failure, "[convert] {}: what was read back is not what was written",
          escaped_path(file_.path()));
   });
@@ -151,22 +159,9 @@ bool is_whole(output_folder const& folder, shard_layout const& layout, shard_rec
   auto const file = input_file::open_if_present(folder.files(), folder.path_of(layout.shard().name),
                                                 link_rule::none);
   if (!file || file->bytes() != layout.file().bytes || record.bytes != file->bytes()) return false;
-  std::string header(layout.file().header.size(), '\0');
-  file->read(0, std::as_writable_bytes(std::span(header)));
-  if (header != layout.file().header) return false;
-  std::vector<std::uint64_t> sums(2 * layout.tiles().size());
-  std::atomic<std::size_t> next{0};
   auto const read = [&](index_t at, std::span<std::byte> into) { file->read(at, into); };
-  run_tasks(where, std::min(readers, workers_of(where)), [&](index_t) {
-    piece_buffer memory(layout.largest_tile());
-    std::span<std::byte> const buffer = memory.first(layout.largest_tile());
-    for (;;) {
-      std::size_t const position = next.fetch_add(1, std::memory_order_relaxed);
-      if (position >= layout.tiles().size()) return;
-      sum_tile(layout.tiles()[position], read, buffer, &sums[2 * position]);
-    }
-  });
-  return layout.combined(sums) == record.checksum;
+  return has_header(layout, read) &&
+         layout.combined(sums_of(layout, read, readers, where)) == record.checksum;
 }
 
 }  // namespace moe64::checkpoint

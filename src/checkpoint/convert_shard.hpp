@@ -54,9 +54,9 @@ class shard_writer {
   void run(std::vector<std::unique_ptr<tile_worker>> const& workers, stream where,
            progress_counter& progress);
 
-  /// Checks that the inputs are what they were, makes the file permanent and reads it back through
-  /// a buffer of its largest tile.
-  [[nodiscard]] shard_record finish(folder const& inputs);
+  /// Checks that the inputs are what they were, makes the file permanent and reads it back, on at
+  /// most `readers` threads of the stream, each with a buffer of the largest tile.
+  [[nodiscard]] shard_record finish(folder const& inputs, index_t readers, stream where);
 
  private:
   void run_tile(tile_worker& worker, std::size_t position);

@@ -85,10 +85,10 @@ class editor {
     bool first = true;
     for (json_value const& member : object) {
       json_edit const* const edit = edit_of(member);
-      if (edit != nullptr && !edit->text) continue;
+      if (edit != nullptr && edit->text.empty()) continue;
       write_key(member.key(), first, depth);
       if (edit != nullptr) {
-        out_ += *edit->text;
+        out_ += edit->text;
       } else {
         write(member, depth + 1);
       }

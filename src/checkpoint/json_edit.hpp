@@ -2,8 +2,8 @@
 
 #include "checkpoint/json.hpp"
 
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace moe64::checkpoint {
@@ -11,7 +11,7 @@ namespace moe64::checkpoint {
 /// One change to a document: another text for a value, or its removal from its object.
 struct json_edit {
   json_value const* at = nullptr;
-  std::optional<std::string> text;  ///< JSON; empty: removed with its key
+  std::string text;  ///< JSON; empty: removed with its key
 };
 
 /// The document with the changes, everything else as it was: order, texts, and numbers as the file
