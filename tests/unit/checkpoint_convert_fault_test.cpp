@@ -1,7 +1,7 @@
 #include "checkpoint/convert_files.hpp"
 #include "checkpoint/convert_manifest.hpp"
 #include "moe64/cpu.hpp"
-#include "support/checkpoint_files.hpp"
+#include "support/defined_checkpoint.hpp"
 #include "support/error_matcher.hpp"
 #include "support/faulty_files.hpp"
 

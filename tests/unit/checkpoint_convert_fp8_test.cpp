@@ -1,7 +1,7 @@
 #include "checkpoint/opened.hpp"
 #include "moe64/convert.hpp"
 #include "moe64/cpu.hpp"
-#include "support/checkpoint_files.hpp"
+#include "support/defined_checkpoint.hpp"
 #include "support/error_matcher.hpp"
 
 #include <gmock/gmock.h>

@@ -1,7 +1,7 @@
 #include "checkpoint/convert_files.hpp"
 #include "moe64/convert.hpp"
 #include "moe64/cpu.hpp"
-#include "support/checkpoint_files.hpp"
+#include "support/defined_checkpoint.hpp"
 #include "support/error_matcher.hpp"
 
 #include <gmock/gmock.h>

@@ -1,7 +1,7 @@
 #include "moe64/convert.hpp"
 #include "moe64/cpu.hpp"
 #include "moe64/diff.hpp"
-#include "support/checkpoint_files.hpp"
+#include "support/defined_checkpoint.hpp"
 #include "support/error_matcher.hpp"
 
 #include <gtest/gtest.h>
