@@ -9,6 +9,8 @@ namespace moe64::cli::help {
 [[nodiscard]] std::string inspect();
 [[nodiscard]] std::string check();
 [[nodiscard]] std::string run();
+[[nodiscard]] std::string convert();
+[[nodiscard]] std::string diff();
 [[nodiscard]] std::string verify();
 [[nodiscard]] std::string bench();
 [[nodiscard]] std::string doctor();
