@@ -23,7 +23,8 @@
 ///    0. Structs without `struct_size` never change.
 ///
 /// A fused gate_up projection, in short: moe64_split_gate_up -> moe64_weights_gate_up ->
-/// moe64_layer_create -> moe64_forward_bytes -> moe64_forward.
+/// moe64_layer_create -> moe64_forward_bytes -> moe64_forward. A layer of a checkpoint:
+/// moe64_checkpoint_open -> moe64_layer_bytes -> moe64_load_layer -> moe64_forward.
 #include "moe64/c/checkpoint.h"
 #include "moe64/c/handles.h"
 #include "moe64/c/layer.h"

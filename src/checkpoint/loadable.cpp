@@ -58,11 +58,12 @@ std::optional<layer_refusal> refusal_of(resolved_checkpoint const& resolved,
       return layer_refusal{found.code, found.text};
     }
   }
-  if (!layer.sound) {
-    // of a rule that was broken many times not all texts are kept
-    return layer_refusal{errc::invalid_argument,
-                         fmt::format("it is not sound, as others of the {} errors say",
-                                     resolved.found.count(severity::error))};
+  // of a rule that was broken many times not all texts are kept
+  for (diagnostic const& found : resolved.found.kept()) {
+    if (layer.sound || found.level != severity::error) continue;
+    return layer_refusal{found.code,
+                         fmt::format("{} errors were found; the first of them: {}",
+                                     resolved.found.count(severity::error), found.text)};
   }
   if (!resolved.activation) {
     return layer_refusal{errc::unsupported, "the activation of its experts is not known"};

@@ -14,7 +14,7 @@ SMALL = "tokens=4 hidden=32 inter=24 experts=4 top_k=2"
 OPERATIONS = "quantize route plan gather grouped_gemm activate combine".split()
 KEYS = ("op tokens hidden inter experts top_k weight scale scale_dtype act mode io layout routing weight_on lora bias "
         "backward device seed impl").split()
-VERBS = "verify bench doctor demo".split()
+VERBS = "verify bench doctor demo inspect check run".split()
 
 OK, FAILED, USAGE, UNSUPPORTED, OUT_OF_MEMORY = range(5)
 
@@ -191,7 +191,7 @@ class Texts(Tool):
         for key in KEYS:
             self.assertIn(f"`{key}`", lines)
         manual = (ROOT / "docs" / "cli.md").read_text()
-        for code in range(6):
+        for code in (*range(7), 130):
             self.assertIn(f"| {code} |", manual)
 
     def test_verbose_lines_are_problems(self):
