@@ -1,6 +1,7 @@
 #pragma once
 
 // Everything moe64 says in C++. For C and other languages see moe64.h.
+#include "moe64/check.hpp"
 #include "moe64/checkpoint.hpp"
 #include "moe64/cpu.hpp"
 #include "moe64/device.hpp"
