@@ -46,7 +46,9 @@ Start here:
   moe64 verify tokens=8 hidden=256 inter=128 experts=4 top_k=2
   moe64 bench -f bench/problems/models.txt
   moe64 inspect DIR                     what a checkpoint is
+  moe64 check DIR                       read it all: what is wrong with it
   moe64 run DIR --layer 3 --tokens 64   one of its layers, checked
+  moe64 convert DIR OUT --to bf16       the same model in another format
 
 )") + exit_codes;
 }
@@ -62,6 +64,58 @@ Examples:
   moe64 inspect ~/models/GLM-4.7-Flash-FP8
   moe64 inspect DIR --json | jq .totals
   moe64 inspect DIR --assume block=128x128
+
+)") + exit_codes;
+}
+
+std::string check() {
+  return std::string(R"(
+Reads every tensor of a checkpoint once and reports what is wrong: whatever
+`inspect` finds, and NaN codes, scales that are not finite, negative, zero over
+other codes or no power of two where that is declared, scales that look inverted,
+NaN and infinity in plain tensors; with statistics of every expert. With errors
+among the findings the exit code is 1. docs/checkpoints.md lists the rules.
+
+Examples:
+  moe64 check ~/models/GLM-4.7-Flash-FP8
+  moe64 check DIR --report check.html     a page with a heat map, for any browser
+  moe64 check DIR --json | jq '.rules'
+
+)") + exit_codes;
+}
+
+std::string convert() {
+  return std::string(R"(
+Writes the checkpoint to OUT with every quantised module, expert or not, as:
+  bf16, f16   numbers without scales
+  fp8-block   e4m3, an f32 scale per 128x128 block (weight_scale_inv)
+  fp8-row     e4m3, an f32 scale per output (weight_scale, compressed-tensors)
+Other tensors and side files are copied, config.json and the index are written
+anew. In a checkpoint that is not quantised the fp8 targets quantise the routed
+experts. Nothing stands under its name before it is whole; run the same command
+again after an interruption and it goes on. Prints what became of every tensor.
+Exit code 1 when the result is written but doubtful (numbers that are not
+finite, errors with --unsound).
+
+Examples:
+  moe64 convert ~/models/GLM-4.7-Flash-FP8 ~/models/GLM-4.7-Flash --to bf16
+  moe64 convert DIR OUT --to fp8-block --memory 2GiB --shard-size 10GB
+  moe64 convert DIR OUT --to bf16 --assume block=128x128 --json
+
+)") + exit_codes;
+}
+
+std::string diff() {
+  return std::string(R"(
+Compares two checkpoints tensor by tensor: bytes first, then numbers after
+dequantising. A weight is found whatever its name, type and layout: an expert of
+a fused stack corresponds to the same expert on its own, fp8 to bf16. Prints
+what is not identical. Exit code 1 when something differs by more than
+--tolerance, or is only in one of them (but for scales of activations, marked *).
+
+Examples:
+  moe64 diff DIR-FP8 DIR-BF16 --tolerance 0.004
+  moe64 diff A B --bitwise --json | jq .counts
 
 )") + exit_codes;
 }

@@ -7,7 +7,10 @@ namespace moe64::cli::help {
 
 [[nodiscard]] std::string overview();
 [[nodiscard]] std::string inspect();
+[[nodiscard]] std::string check();
 [[nodiscard]] std::string run();
+[[nodiscard]] std::string convert();
+[[nodiscard]] std::string diff();
 [[nodiscard]] std::string verify();
 [[nodiscard]] std::string bench();
 [[nodiscard]] std::string doctor();

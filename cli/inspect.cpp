@@ -61,13 +61,16 @@ void print_head(std::string const& folder, checkpoint_description const& describ
   if (!described.assumed.empty()) row("assumed", joined(described.assumed));
   row("geometry", geometry_text(described));
   row("activation", activation_text(described));
-  row("files", fmt::format("{} shards, {} tensors, {}", described.shards, described.tensors,
+  row("files", fmt::format("{}, {}, {}", counted(described.shards, "shard"),
+                           counted(described.tensors, "tensor"),
                            human_bytes(static_cast<double>(described.file_bytes))));
-  row("experts", fmt::format("{} layers, {} parameters, {}", described.layer_list.size(),
-                             human_count(static_cast<double>(described.expert_parameters)),
-                             human_bytes(static_cast<double>(described.expert_bytes))));
-  row("matched", fmt::format("{} quantised weights, {} scales, {} matched", described.weights_found,
-                             described.scales_found, described.matched));
+  row("experts",
+      fmt::format("{}, {} parameters, {}", counted(std::ssize(described.layer_list), "layer"),
+                  human_count(static_cast<double>(described.expert_parameters)),
+                  human_bytes(static_cast<double>(described.expert_bytes))));
+  row("matched",
+      fmt::format("{}, {}, {} matched", counted(described.weights_found, "quantised weight"),
+                  counted(described.scales_found, "scale"), described.matched));
   if (described.shared_expert_tensors > 0) {
     row("shared", fmt::format("{} tensors of shared experts, which are not part of these layers",
                               described.shared_expert_tensors));
@@ -140,7 +143,8 @@ void print_findings(checkpoint_description const& described,
     fmt::print("\nNothing wrong was found. No weight has been read: `moe64 check` does that.\n");
     return;
   }
-  fmt::print("\n{} errors, {} warnings\n", described.errors, described.warnings);
+  fmt::print("\n{}, {}\n", counted(described.errors, "error"),
+             counted(described.warnings, "warning"));
   for (checkpoint_finding const& found : findings) {
     fmt::print("{} {}: {}\n", name(found.level), printable(found.rule), printable(found.text));
   }

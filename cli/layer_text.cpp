@@ -66,6 +66,10 @@ std::string_view name(finding_level level) noexcept {
   return names[static_cast<std::size_t>(level)];
 }
 
+std::string counted(index_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string human_count(double count) {
   constexpr std::array<char const*, 5> units{"", " k", " M", " G", " T"};
   std::size_t unit = 0;

@@ -4,6 +4,8 @@
 #include "nlohmann/json.hpp"
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 /// Descriptions of checkpoints as people and programs read them.
 namespace moe64::cli {
@@ -16,6 +18,8 @@ namespace moe64::cli {
 [[nodiscard]] std::string layer_text(layer_description const& layer);
 /// What a 32-bit kernel cannot reach: "gate_up 6.44 G elements, 6.00 GiB"; empty when it can.
 [[nodiscard]] std::string limits_text(layer_description const& layer);
+/// "1 shard", "3 shards"
+[[nodiscard]] std::string counted(index_t count, std::string_view noun);
 /// "1.50 G", "12.3 M"
 [[nodiscard]] std::string human_count(double count);
 

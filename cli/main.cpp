@@ -3,6 +3,7 @@
 #include "help.hpp"
 #include "machine.hpp"
 #include "moe64/version.hpp"
+#include "sizes.hpp"
 #include "verbs.hpp"
 
 #include <cstdio>
@@ -77,6 +78,61 @@ void add_checkpoint(CLI::App* verb, folder_options* options) {
   verb->add_flag("--json", options->json, "One JSON object");
 }
 
+void add_bytes(CLI::App* verb, char const* option, index_t* bytes, char const* description) {
+  verb->add_option_function<std::string>(
+          option,
+          [bytes, option](std::string const& text) {
+            auto const parsed = parse_bytes(text);
+            if (!parsed || *parsed < 1) {
+              throw CLI::ValidationError(option, "'" + text + "' is not a size such as 512MiB");
+            }
+            *bytes = *parsed;
+          },
+          description)
+      ->type_name("SIZE");
+}
+
+void add_convert(CLI::App* verb, convert_options_asked* asked) {
+  add_checkpoint(verb, asked);
+  verb->add_option("OUT", asked->out, "The folder to write to: new, empty, or begun before")
+      ->required();
+  std::map<std::string, convert_target> const targets{{"bf16", convert_target::bf16},
+                                                      {"f16", convert_target::f16},
+                                                      {"fp8-block", convert_target::fp8_block},
+                                                      {"fp8-row", convert_target::fp8_row}};
+  verb->add_option("--to", asked->what.to, "What quantised weights become")
+      ->required()
+      ->transform(CLI::CheckedTransformer(targets))
+      ->type_name("bf16|f16|fp8-block|fp8-row");
+  add_bytes(verb, "--memory", &asked->what.memory_bytes, "Memory for buffers (default 512MiB)");
+  add_bytes(verb, "--shard-size", &asked->what.shard_bytes,
+            "Tensors of one file; a larger tensor is alone (default 5GB)");
+  verb->add_flag("--unsound", asked->what.unsound,
+                 "Convert what is understood of a checkpoint that is not sound");
+  verb->add_option("--coverage", asked->coverage, "Write what became of every tensor to a file")
+      ->type_name("FILE");
+  add_threads(verb, &asked->threads);
+  add_progress(verb, &asked->progress);
+  verb->footer(help::convert());
+}
+
+void add_diff(CLI::App* verb, diff_options_asked* asked) {
+  add_checkpoint(verb, asked);
+  verb->add_option("OTHER", asked->other, "The checkpoint to compare with")->required();
+  verb->add_option("--tolerance", asked->what.tolerance,
+                   "Allowed distance, as a share of the tensor's largest number (default 0)")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("SHARE");
+  verb->add_flag("--bitwise", asked->what.bitwise,
+                 "Equal numbers that are stored differently count as different");
+  verb->add_option("--shown", asked->shown, "Tensors that are listed (default 40)")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("N");
+  add_threads(verb, &asked->threads);
+  add_progress(verb, &asked->progress);
+  verb->footer(help::diff());
+}
+
 exit_code run_tool(int argc, char** argv) {
   CLI::App app{"moe64 runs expert layers of mixture-of-experts models from quantised weights."};
   app.name("moe64");
@@ -91,13 +147,36 @@ exit_code run_tool(int argc, char** argv) {
   bool doctor_json = false;
 
   folder_options inspect_asked;
+  check_verb_options check_asked;
   run_options run_asked;
-  run_asked.threads = usable_cores();
+  check_asked.threads = run_asked.threads = usable_cores();
 
   auto* const inspect_verb =
       app.add_subcommand("inspect", "Say what a checkpoint is, and what is wrong with it");
   add_checkpoint(inspect_verb, &inspect_asked);
   inspect_verb->footer(help::inspect());
+
+  auto* const check_verb =
+      app.add_subcommand("check", "Read a checkpoint to the last byte and say what is wrong");
+  add_checkpoint(check_verb, &check_asked);
+  add_threads(check_verb, &check_asked.threads);
+  add_progress(check_verb, &check_asked.progress);
+  check_verb
+      ->add_option("--report", check_asked.report,
+                   "Also write one HTML page with a heat map of layers and experts")
+      ->type_name("FILE");
+  check_verb->footer(help::check());
+
+  convert_options_asked convert_asked;
+  convert_asked.threads = usable_cores();
+  auto* const convert_command =
+      app.add_subcommand("convert", "Write a checkpoint in another format");
+  add_convert(convert_command, &convert_asked);
+
+  diff_options_asked diff_asked;
+  diff_asked.threads = usable_cores();
+  auto* const diff_command = app.add_subcommand("diff", "Compare two checkpoints");
+  add_diff(diff_command, &diff_asked);
 
   auto* const run_verb = app.add_subcommand("run", "Run one layer of a checkpoint");
   add_checkpoint(run_verb, &run_asked);
@@ -177,7 +256,10 @@ exit_code run_tool(int argc, char** argv) {
     return exit_code::usage;
   }
   if (inspect_verb->parsed()) return inspect(inspect_asked);
+  if (check_verb->parsed()) return check(check_asked);
   if (run_verb->parsed()) return run(run_asked);
+  if (convert_command->parsed()) return convert_verb(convert_asked);
+  if (diff_command->parsed()) return diff_verb(diff_asked);
   if (verify_verb->parsed()) return verify(verify_asked);
   if (bench_verb->parsed()) return bench(bench_asked);
   if (doctor_verb->parsed()) return doctor(doctor_json);

@@ -3,6 +3,8 @@
 #include "cases/problem_case.hpp"
 #include "exit_code.hpp"
 #include "moe64/checkpoint.hpp"
+#include "moe64/convert.hpp"
+#include "moe64/diff.hpp"
 #include "moe64/synth.hpp"
 #include "progress.hpp"
 #include "terminal.hpp"
@@ -62,7 +64,26 @@ struct run_options : folder_options {
   double budget = cases::default_budget;
 };
 
+struct check_verb_options : folder_options {
+  std::string report;  ///< a page to write; empty: none
+};
+
+struct convert_options_asked : folder_options {
+  std::string out;
+  std::string coverage;  ///< a file for the fate of every tensor, or empty
+  convert_options what;
+};
+
+struct diff_options_asked : folder_options {
+  std::string other;
+  diff_options what;
+  index_t shown = 40;
+};
+
 [[nodiscard]] exit_code inspect(folder_options const& options);
+[[nodiscard]] exit_code check(check_verb_options const& options);
+[[nodiscard]] exit_code convert_verb(convert_options_asked const& asked);
+[[nodiscard]] exit_code diff_verb(diff_options_asked const& asked);
 [[nodiscard]] exit_code run(run_options const& options);
 [[nodiscard]] exit_code verify(verify_options const& options);
 [[nodiscard]] exit_code bench(bench_options const& options);

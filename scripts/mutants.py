@@ -4,10 +4,8 @@ Each is a mistake that a person could make, most of them ones that were made in 
 file exactly once (tests/tree/mutation_table_test.py holds us to that), so a change of the code changes the bug with it.
 """
 
-from collections import namedtuple
-
-# suite: the program moe64_<suite>; tests: a filter of GoogleTest, as narrow as time asks for.
-Mutant = namedtuple("Mutant", "name file old new suite tests")
+from kernel_mutants import FAST
+from mutant import Mutant
 
 VIEW = "src/core/view.hpp"
 FLOAT8 = "src/core/float8.hpp"
@@ -347,4 +345,4 @@ DOOR = [
            "unit", "regression.*"),
 ]
 
-MUTANTS = SIZES + FORMATS + SCALES + ROUTING + LAYER + DOOR
+MUTANTS = SIZES + FORMATS + SCALES + ROUTING + LAYER + DOOR + FAST

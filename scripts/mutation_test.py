@@ -102,8 +102,17 @@ def check_without_bugs(workshop, chosen):
             raise Failure(f"{suite} {tests} without any bug: {what or 'failed'}")
 
 
+def cpu_flags():
+    """What Linux says the CPU has; nothing elsewhere."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^flags\s*:(.*)$", info.read_text(encoding="utf-8"), re.M) if info.is_file() else None
+    return set(found.group(1).split()) if found else set()
+
+
 def check(workshop, mutant):
-    """('killed' or what is wrong, by what)"""
+    """('killed', 'skipped' or what is wrong, by what)"""
+    if mutant.needs and mutant.needs not in cpu_flags():
+        return "skipped", f"this CPU has no {mutant.needs}"
     try:
         restore = workshop.plant(mutant)
     except LookupError as error:
@@ -150,9 +159,10 @@ def main():
         except Failure as failure:
             print(f"mutation_test: {failure}", file=sys.stderr)
             return 1
-    killed = results.count("killed")
-    print(f"mutation_test: {killed} of {len(results)} bugs killed, {time.monotonic() - begin:.0f} s")
-    return 0 if killed == len(results) else 1
+    killed, skipped = results.count("killed"), results.count("skipped")
+    print(f"mutation_test: {killed} of {len(results)} bugs killed, {skipped} skipped, "
+          f"{time.monotonic() - begin:.0f} s")
+    return 0 if killed + skipped == len(results) else 1
 
 
 if __name__ == "__main__":

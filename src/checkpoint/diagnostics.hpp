@@ -64,15 +64,17 @@ class diagnostics {
     return counts_[static_cast<std::size_t>(level)];
   }
   [[nodiscard]] index_t count(std::string_view rule) const noexcept;
-  /// How many were counted but not kept.
-  [[nodiscard]] index_t omitted() const noexcept;
-
- private:
   struct rule_count {
     severity level = severity::error;
     std::string_view rule;
     index_t count = 0;
   };
+  /// All rules that spoke, in the order in which they first did.
+  [[nodiscard]] std::span<rule_count const> rules() const noexcept { return rules_; }
+  /// How many were counted but not kept.
+  [[nodiscard]] index_t omitted() const noexcept;
+
+ private:
   /// Counts one, and says whether its text is wanted.
   bool counted(severity level, std::string_view rule);
   void keep(severity level, errc code, std::string_view rule, std::string_view tensor,

@@ -113,7 +113,7 @@ HWY_INLINE void for_each_vector(index_t count, Pair const& pair, Single const& s
 }
 
 /// out[i] = activation(gate[i], up[i]) for whole vectors of one type.
-template <activation Kind, class Number>
+template <activation Kind, class Number, bool Streamed = false>
 void activate_vectors(activation_spec const& spec, index_t count, void const* gate, void const* up,
                       void* out) {
   using lanes = lanes_of<Number>;
@@ -127,7 +127,7 @@ void activate_vectors(activation_spec const& spec, index_t count, void const* ga
     if (is_gated(Kind)) prefetch<Number>(up, i);
     lane_pair const g = load_pair<Number>(gate, i);
     lane_pair const u = is_gated(Kind) ? load_pair<Number>(up, i) : g;
-    store_pair<Number>({value(g.first, u.first), value(g.second, u.second)}, out, i);
+    put_pair<Number, Streamed>({value(g.first, u.first), value(g.second, u.second)}, out, i);
   };
   for_each_vector(count, pair, [&](index_t i) HWY_ATTR {
     f32_vector const g = lanes::load(gate, i);
@@ -136,7 +136,7 @@ void activate_vectors(activation_spec const& spec, index_t count, void const* ga
 }
 
 /// d_gate[i], d_up[i] from d_out[i] * weight, for whole vectors of one type. d_up only if gated.
-template <activation Kind, class Number>
+template <activation Kind, class Number, bool Streamed = false>
 void activate_backward_vectors(activation_spec const& spec, index_t count, float weight,
                                void const* gate, void const* up, void const* d_out, void* d_gate,
                                void* d_up) {
@@ -160,8 +160,8 @@ void activate_backward_vectors(activation_spec const& spec, index_t count, float
     lane_pair const d = load_pair<Number>(d_out, i);
     gradients const first = slopes(g.first, u.first, d.first);
     gradients const second = slopes(g.second, u.second, d.second);
-    store_pair<Number>({first.gate, second.gate}, d_gate, i);
-    if (is_gated(Kind)) store_pair<Number>({first.up, second.up}, d_up, i);
+    put_pair<Number, Streamed>({first.gate, second.gate}, d_gate, i);
+    if (is_gated(Kind)) put_pair<Number, Streamed>({first.up, second.up}, d_up, i);
   };
   for_each_vector(count, pair, [&](index_t i) HWY_ATTR {
     f32_vector const g = lanes::load(gate, i);
@@ -225,11 +225,19 @@ struct activate_row {
  private:
   void run_direct(index_t begin, index_t count) const {
     visit_float(out.type, [&](auto number) HWY_ATTR {
-      alignas(64) std::uint8_t staged[run_length * sizeof(float)];
-      void* const target = streamed ? staged : element(out, begin);
-      activate_vectors<Kind, decltype(number)>(
-          spec, count, element(gate, begin), is_gated(Kind) ? element(up, begin) : nullptr, target);
-      if (streamed) copy_streamed(element(out, begin), staged, count * (bits(out.type) / 8));
+      using number_type = decltype(number);
+      std::uint8_t const* const gates = element(gate, begin);
+      std::uint8_t const* const ups = is_gated(Kind) ? element(up, begin) : nullptr;
+      std::uint8_t* const target = element(out, begin);
+      if (!streamed) {
+        activate_vectors<Kind, number_type>(spec, count, gates, ups, target);
+      } else if (can_stream_pairs<number_type>(target)) {
+        activate_vectors<Kind, number_type, true>(spec, count, gates, ups, target);
+      } else {
+        alignas(64) std::uint8_t staged[run_length * sizeof(float)];
+        activate_vectors<Kind, number_type>(spec, count, gates, ups, staged);
+        copy_streamed(target, staged, count * (bits(out.type) / 8));
+      }
     });
   }
   void run_by_f32(index_t begin, index_t count) const {
@@ -264,16 +272,26 @@ struct activate_backward_row {
   }
   void run_direct(index_t begin, index_t count) const {
     visit_float(gate.type, [&](auto number) HWY_ATTR {
-      alignas(64) std::uint8_t staged[2][run_length * sizeof(float)];
-      void* const gate_target = streamed ? staged[0] : element(d_gate, begin);
-      void* const up_target = streamed ? staged[1] : element(d_up, begin);
-      activate_backward_vectors<Kind, decltype(number)>(spec, count, weight, element(gate, begin),
-                                                        element(up, begin), element(d_out, begin),
-                                                        gate_target, up_target);
-      if (!streamed) return;
-      index_t const bytes = count * (bits(gate.type) / 8);
-      copy_streamed(element(d_gate, begin), staged[0], bytes);
-      if (is_gated(Kind)) copy_streamed(element(d_up, begin), staged[1], bytes);
+      using number_type = decltype(number);
+      std::uint8_t* const gate_target = element(d_gate, begin);
+      std::uint8_t* const up_target = element(d_up, begin);
+      auto const run_to = [&](auto is_streamed, void* gates, void* ups) {
+        activate_backward_vectors<Kind, number_type, is_streamed()>(
+            spec, count, weight, element(gate, begin), element(up, begin), element(d_out, begin),
+            gates, ups);
+      };
+      if (!streamed) {
+        run_to(std::false_type{}, gate_target, up_target);
+      } else if (can_stream_pairs<number_type>(gate_target) &&
+                 can_stream_pairs<number_type>(up_target)) {
+        run_to(std::true_type{}, gate_target, up_target);
+      } else {
+        alignas(64) std::uint8_t staged[2][run_length * sizeof(float)];
+        run_to(std::false_type{}, staged[0], staged[1]);
+        index_t const bytes = count * (bits(gate.type) / 8);
+        copy_streamed(gate_target, staged[0], bytes);
+        if (is_gated(Kind)) copy_streamed(up_target, staged[1], bytes);
+      }
     });
   }
   void run_by_f32(index_t begin, index_t count) const {

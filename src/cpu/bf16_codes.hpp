@@ -25,6 +25,18 @@ inline constexpr auto magnitudes = [] {
   return type == dtype::e4m3 ? magnitudes<e4m3_format>.data() : magnitudes<e5m2_format>.data();
 }
 
+/// The same as bf16, which is exact: the lower bytes, then the upper ones.
+template <float_format Format>
+alignas(64) inline constexpr auto magnitude_bytes = [] {
+  std::array<std::uint8_t, 256> bytes{};
+  for (std::size_t code = 0; code < 128; ++code) {
+    std::uint16_t const word = encode_bf16(magnitudes<Format>[code]);
+    bytes[code] = static_cast<std::uint8_t>(word & 0xff);
+    bytes[code + 128] = static_cast<std::uint8_t>(word >> 8);
+  }
+  return bytes;
+}();
+
 /// The sixteen 4-bit codes.
 template <dtype Type>
 inline constexpr auto nibble_values = [] {
@@ -82,16 +94,32 @@ struct float8_table {
              _mm512_permutex2var_epi8(words[2], odd, words[3])}};
   }
 
+  /// The table of scale 1.
+  [[nodiscard, gnu::always_inline]] static float8_table exact(dtype type) {
+    std::uint8_t const* const bytes = type == dtype::e4m3 ? magnitude_bytes<e4m3_format>.data()
+                                                          : magnitude_bytes<e5m2_format>.data();
+    return {{_mm512_load_si512(bytes), _mm512_load_si512(bytes + 64)},
+            {_mm512_load_si512(bytes + 128), _mm512_load_si512(bytes + 192)}};
+  }
+
+  /// Low and high bytes of the results of 64 codes.
+  struct bytes {
+    __m512i low, high;
+  };
+  [[nodiscard, gnu::always_inline]] bytes look_up(__m512i codes) const {
+    constexpr int or_of_and = 0xf8;  // a | (b & c)
+    __m512i const magnitude = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+    return {_mm512_permutex2var_epi8(low[0], codes, low[1]),
+            _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(-128), or_of_and)};
+  }
+
   [[nodiscard, gnu::always_inline]] pair decode(__m512i codes) const {
     // The unpacks below work within 128-bit lanes; this order of the source makes theirs the
     // natural one.
     codes = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), codes);
-    __m512i const bytes_low = _mm512_permutex2var_epi8(low[0], codes, low[1]);
-    __m512i bytes_high = _mm512_permutex2var_epi8(high[0], codes, high[1]);
-    constexpr int or_of_and = 0xf8;  // a | (b & c)
-    bytes_high = _mm512_ternarylogic_epi32(bytes_high, codes, _mm512_set1_epi8(-128), or_of_and);
-    return {_mm512_unpacklo_epi8(bytes_low, bytes_high),
-            _mm512_unpackhi_epi8(bytes_low, bytes_high)};
+    bytes const found = look_up(codes);
+    return {_mm512_unpacklo_epi8(found.low, found.high),
+            _mm512_unpackhi_epi8(found.low, found.high)};
   }
 };
 

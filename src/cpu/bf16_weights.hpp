@@ -1,7 +1,7 @@
 #pragma once
 
-#include "cpu/bf16_codes.hpp"
 #include "cpu/bf16_dot.hpp"
+#include "cpu/bf16_scaling.hpp"
 #include "cpu/expert_ranges.hpp"
 
 #include <algorithm>
@@ -50,93 +50,12 @@ enum class reading : std::uint8_t {
 
 MOE64_BEGIN_AVX512_BF16
 
-/// 32 f32 as 32 bf16, as pack_bf16 but that subnormal results become zero: the dot products of the
-/// processor do the same with subnormal operands, so no result can tell.
-[[gnu::always_inline]] inline __m512i native_pack(__m512 low, __m512 high) {
-  return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-}
-
-/// The table of one scale. `magnitudes` [128] f32.
-[[gnu::always_inline]] inline float8_table native_table(float const* magnitudes, float scale) {
-  __m512 const factor = _mm512_set1_ps(scale);
-  auto const words = [&](index_t i) MOE64_INLINE {
-    return native_pack(_mm512_mul_ps(_mm512_loadu_ps(magnitudes + 32 * i), factor),
-                       _mm512_mul_ps(_mm512_loadu_ps(magnitudes + 32 * i + 16), factor));
-  };
-  return float8_table::of({words(0), words(1), words(2), words(3)});
-}
-
-/// 32 bf16 times a factor, rounded to bf16.
-[[gnu::always_inline]] inline __m512i scale_bf16(__m512i numbers, __m512 factor) {
-  __m512i const low = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(numbers));
-  __m512i const high = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(numbers, 1));
-  return native_pack(_mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(low, 16)), factor),
-                     _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(high, 16)), factor));
-}
-
-/// 32 codes times a factor, rounded to bf16; zeros past `count`. `codes` is the first byte: 4-bit
-/// codes start at a whole one.
-[[gnu::always_inline]] inline __m512i scale_int8(std::uint8_t const* codes, index_t count,
-                                                 __m512 factor) {
-  __m256i const bytes = _mm256_maskz_loadu_epi8(first_words(count), codes);
-  __m512i const low = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes));
-  __m512i const high = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1));
-  __m512i const scaled = native_pack(_mm512_mul_ps(_mm512_cvtepi32_ps(low), factor),
-                                     _mm512_mul_ps(_mm512_cvtepi32_ps(high), factor));
-  return _mm512_maskz_mov_epi16(first_words(count), scaled);
-}
-
-/// `values` [16] f32: nibble_values.
-[[gnu::always_inline]] inline __m512i scale_nibbles(std::uint8_t const* codes, index_t count,
-                                                    float const* values, __m512 factor) {
-  // The sixteen results, twice: the permute looks at five bits of an index.
-  __m512i const table = _mm512_broadcast_i64x4(reinterpret_cast<__m256i>(
-      _mm512_cvtneps_pbh(_mm512_mul_ps(_mm512_loadu_ps(values), factor))));
-  auto const results = [&](__m128i bytes) MOE64_INLINE {
-    // A byte becomes two 16-bit indices, lower nibble first; the permute ignores their upper bits.
-    __m512i const wide = _mm512_cvtepu8_epi32(bytes);
-    return _mm512_permutexvar_epi16(_mm512_or_si512(wide, _mm512_slli_epi32(wide, 12)), table);
-  };
-  if (count >= 32) return results(_mm_loadu_si128(reinterpret_cast<__m128i const*>(codes)));
-  auto const bytes_there = static_cast<__mmask16>(first_words((count + 1) / 2));
-  return _mm512_maskz_mov_epi16(first_words(count),
-                                results(_mm_maskz_loadu_epi8(bytes_there, codes)));
-}
-
-/// 64 codes of an 8-bit float, zeros past `count`; `exact` is the table of scale 1.
-[[gnu::always_inline]] inline pair scale_float8(std::uint8_t const* codes, index_t count,
-                                                float8_table const& exact, __m512 factor) {
-  pair const numbers = exact.decode(_mm512_maskz_loadu_epi8(first_bytes(count), codes));
-  __m512i const first = scale_bf16(numbers.first, factor);
-  __m512i const second = scale_bf16(numbers.second, factor);
-  if (count >= 64) return {first, second};
-  return {_mm512_maskz_mov_epi16(first_words(count), first),
-          _mm512_maskz_mov_epi16(first_words(count - 32), second)};
-}
-
-/// out [count rounded up to 16] f32 = e8m0 codes: decode_e8m0.
-inline void load_powers(std::uint8_t const* codes, index_t count, float* out) {
-  for (index_t i = 0; i < count; i += 16) {
-    auto const there = static_cast<__mmask16>(first_words(count - i));
-    __m512i const code = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, codes + i));
-    __m512i bits = _mm512_slli_epi32(code, 23);
-    bits = _mm512_mask_mov_epi32(bits, _mm512_testn_epi32_mask(code, code),
-                                 _mm512_set1_epi32(0x00400000));
-    bits = _mm512_mask_mov_epi32(bits, _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(0xff)),
-                                 _mm512_set1_epi32(0x7fc00000));
-    _mm512_storeu_ps(out + i, _mm512_castsi512_ps(bits));
-  }
-}
-
 /// Reads the rows of one expert. It remembers the scales, and the tables made from them, of the
 /// last block of rows: neighbouring rows should be read one after the other.
 class weight_reader {
  public:
   weight_reader(weight_stack const& weights, index_t expert)
-      : weights_(weights), expert_(expert), how_(how(weights)) {
-    bool const float8 = weights.type() == dtype::e4m3 || weights.type() == dtype::e5m2;
-    if (float8) exact_ = native_table(magnitudes_of(weights.type()), 1.0F);
-  }
+      : weights_(weights), expert_(expert), how_(how(weights)) {}
 
   [[nodiscard]] static reading how(weight_stack const& weights) {
     reading const first = reading_of(weights.part(0));
@@ -214,16 +133,15 @@ class weight_reader {
     return tables_;
   }
 
-  /// read() for a run of rows whose columns [begin, begin + count) have one scale per row: false if
-  /// they do not. The scales are loaded for all rows at once, and no tables are made, which would
-  /// not pay for few columns.
+  /// read() of `scaled` for a run of rows whose columns [begin, begin + count) have one scale per
+  /// row: false if they do not. The scales are loaded for all rows at once.
   bool read_narrow(index_t row, index_t rows, index_t begin, index_t count,
                    auto const& out_of_row) const {
     constexpr index_t most = 64;
     constexpr index_t whole_row = index_t{1} << 62;
     index_t const block = weights_.layout().cols_per_scale(weights_.cols());
     bool const one_scale = begin / block == (begin + count - 1) / block;
-    if ((how_ != reading::table && how_ != reading::scaled) || !one_scale) return false;
+    if (how_ != reading::scaled || !one_scale) return false;
     for (index_t at = row; at < row + rows;) {
       part_row const place = part_row_of(weights_, at);
       index_t const run = std::min({row + rows - at, weights_.part_rows() - place.row, most});
@@ -237,6 +155,34 @@ class weight_reader {
     return true;
   }
 
+  /// Whether locate() serves columns [begin, begin + count): 8-bit floats, one scale per row there.
+  [[nodiscard]] bool has_located_rows(index_t begin, index_t count) const {
+    index_t const block = weights_.layout().cols_per_scale(weights_.cols());
+    return how_ == reading::table && begin / block == (begin + count - 1) / block;
+  }
+  static constexpr index_t most_located = 64;
+  /// Where the codes of rows [row, row + rows) begin in column `begin`, and their scales; at most
+  /// most_located rows.
+  void locate(index_t row, index_t rows, index_t begin, std::uint8_t const** codes,
+              float* scales) const {
+    index_t const grid_col = begin / weights_.layout().cols_per_scale(weights_.cols());
+    for (index_t at = 0; at < rows;) {
+      part_row const place = part_row_of(weights_, row + at);
+      quantized_view const& matrix = weights_.part(place.part);
+      index_t const run = std::min(rows - at, weights_.part_rows() - place.row);
+      load_row_scales(place, run, grid_col, scales + at);
+      for (index_t i = 0; i < run; ++i, ++at) codes[at] = codes_at(matrix, place.row + i, begin);
+    }
+  }
+  /// Whether enough rows have the same scale for a table to pay.
+  [[nodiscard]] bool rows_share_scales() const {
+    return weights_.layout().rows_per_scale(weights_.part_rows()) >= 16;
+  }
+  [[nodiscard]] float8_table table_of(float scale) const {
+    return native_table(magnitudes_of(weights_.type()), scale);
+  }
+  [[nodiscard]] float8_table exact_table() const { return float8_table::exact(weights_.type()); }
+
   /// scales [rows] = those of rows [place.row, place.row + rows) in column `grid_col` of the grid.
   void load_row_scales(part_row const& place, index_t rows, index_t grid_col, float* scales) const {
     quantized_view const& matrix = weights_.part(place.part);
@@ -248,6 +194,7 @@ class weight_reader {
                              grid.type};
     load_row(column, first, many, scales);
     apply_global(matrix, scales, many);
+    if (block == 1) return;
     // From the last row on, so that no entry is overwritten before it is used.
     for (index_t i = rows - 1; i >= 0; --i) scales[i] = scales[(place.row + i) / block - first];
   }
@@ -339,20 +286,22 @@ class weight_reader {
         });
         break;
       }
-      default:
+      default: {
+        float8_table const exact = exact_table();
         if (block % 64 != 0) {
           each([&](index_t k, index_t left, __m512 factor) {
-            return scale_float8(codes + k, std::min<index_t>(left, 32), exact_, factor).first;
+            return scale_float8(codes + k, std::min<index_t>(left, 32), exact, factor).first;
           });
           break;
         }
         for (index_t k = 0; k < count; k += 64) {
           if (k > 0 && (begin + k) % block == 0) ++scale;
-          pair const numbers = scale_float8(codes + k, count - k, exact_, _mm512_set1_ps(*scale));
+          pair const numbers = scale_float8(codes + k, count - k, exact, _mm512_set1_ps(*scale));
           _mm512_storeu_si512(out + k, numbers.first);
           _mm512_storeu_si512(out + k + 32, numbers.second);
         }
         return;
+      }
     }
     index_t const padded = ceil_div(count, index_t{64}) * 64;
     if (padded - count >= 32) _mm512_storeu_si512(out + padded - 32, _mm512_setzero_si512());
@@ -367,7 +316,6 @@ class weight_reader {
   index_t scale_begin_ = -1;
   index_t table_row_ = -1;
   index_t table_begin_ = -1;
-  float8_table exact_;  // of 8-bit floats: scale 1
   alignas(64) float scales_[depth_tile / 32 + 16];
   alignas(64) float8_table tables_[depth_tile / 64 + 1];
 };

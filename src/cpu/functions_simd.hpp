@@ -32,25 +32,58 @@ HWY_INLINE f32_vector at_most(f32_vector x, float high) {
 #endif
 }
 
-/// x * 2^n for x in [0.5, 2] and whole n in [-150, 0], rounded once; shifted is n + 1.5 * 2^23.
-HWY_INLINE f32_vector times_power_of_2(f32_vector x, f32_vector n, f32_vector shifted) {
+/// 2^(i / 16)
+inline constexpr float sixteenth_powers_of_2[16] = {
+    0x1.000000p+0F, 0x1.0b5586p+0F, 0x1.172b84p+0F, 0x1.2387a6p+0F, 0x1.306fe0p+0F, 0x1.3dea64p+0F,
+    0x1.4bfdaep+0F, 0x1.5ab07ep+0F, 0x1.6a09e6p+0F, 0x1.7a1148p+0F, 0x1.8ace54p+0F, 0x1.9c4918p+0F,
+    0x1.ae89fap+0F, 0x1.c199bep+0F, 0x1.d5818ep+0F, 0x1.ea4afap+0F};
+
+/// A number n in [-150, 0] in steps of 1/16, as two factors of 2^n: a power whose exponent is whole
+/// and one of the table. `shifted` is n + 1.5 * 2^19, which has the sixteenths in its lowest bits.
+struct split_power {
+  f32_vector n, shifted;
+
+  /// 2^(n - floor(n)); anything where n is NaN.
+  [[nodiscard]] HWY_INLINE f32_vector fraction() const {
 #if HWY_TARGET == HWY_AVX3
-  static_cast<void>(shifted);
-  return f32_vector{_mm512_scalef_ps(x.raw, n.raw)};
+    auto const table = hn::LoadU(f32_tag{}, sixteenth_powers_of_2);
+    return f32_vector{_mm512_permutexvar_ps(_mm512_castps_si512(shifted.raw), table.raw)};
 #else
-  static_cast<void>(n);
-  // In two steps, of which only the second can round: n may be below -126.
-  i32_tag const integers;
-  auto const whole =
-      hn::Sub(hn::BitCast(integers, shifted), hn::BitCast(integers, constant(0x1.8p23F)));
-  auto const half = hn::ShiftRight<1>(whole);
-  auto const bias = hn::Set(integers, 127);
-  auto const first = hn::ShiftLeft<23>(hn::Add(half, bias));
-  auto const second = hn::ShiftLeft<23>(hn::Add(hn::Sub(whole, half), bias));
-  f32_tag const floats;
-  return hn::Mul(hn::Mul(x, hn::BitCast(floats, first)), hn::BitCast(floats, second));
+    i32_tag const integers;
+    auto const index = hn::And(hn::BitCast(integers, shifted), hn::Set(integers, 15));
+#if HWY_TARGET == HWY_SCALAR
+    return constant(sixteenth_powers_of_2[hn::GetLane(index)]);
+#else
+    f32_tag const floats;
+    static_assert(vector_length == 8);
+    auto const lanes = hn::IndicesFromVec(floats, hn::And(index, hn::Set(integers, 7)));
+    auto const lower = hn::TableLookupLanes(hn::LoadU(floats, sixteenth_powers_of_2), lanes);
+    auto const upper = hn::TableLookupLanes(hn::LoadU(floats, sixteenth_powers_of_2 + 8), lanes);
+    auto const is_upper = hn::RebindMask(floats, hn::Gt(index, hn::Set(integers, 7)));
+    return hn::IfThenElse(is_upper, upper, lower);
 #endif
-}
+#endif
+  }
+
+  /// x * 2^floor(n) for x in [0.5, 4], rounded once.
+  [[nodiscard]] HWY_INLINE f32_vector scale(f32_vector x) const {
+#if HWY_TARGET == HWY_AVX3
+    return f32_vector{_mm512_scalef_ps(x.raw, n.raw)};
+#else
+    // In two steps, of which only the second can round: n may be below -126.
+    i32_tag const integers;
+    auto const sixteenths =
+        hn::Sub(hn::BitCast(integers, shifted), hn::BitCast(integers, constant(0x1.8p19F)));
+    auto const whole = hn::ShiftRight<4>(sixteenths);
+    auto const half = hn::ShiftRight<1>(whole);
+    auto const bias = hn::Set(integers, 127);
+    auto const first = hn::ShiftLeft<23>(hn::Add(half, bias));
+    auto const second = hn::ShiftLeft<23>(hn::Add(hn::Sub(whole, half), bias));
+    f32_tag const floats;
+    return hn::Mul(hn::Mul(x, hn::BitCast(floats, first)), hn::BitCast(floats, second));
+#endif
+  }
+};
 
 /// The polynomial with these coefficients, the highest power first.
 template <class... Coefficients>
@@ -63,18 +96,18 @@ HWY_INLINE f32_vector polynomial(f32_vector x, float highest, Coefficients... re
 /// exp(x) for x <= 0, to 1 unit in the last place, subnormal results included.
 HWY_INLINE f32_vector exp_of_negative(f32_vector x) {
   x = at_least(x, -104.0F);  // below this everything rounds to zero
-  // x = n ln(2) + r; the sum with 1.5 * 2^23 has n in its lowest bits.
-  f32_vector const shifter = constant(0x1.8p23F);
+  // x = n ln(2) + r with n in sixteenths.
+  f32_vector const shifter = constant(0x1.8p19F);
   f32_vector const shifted = fused_multiply_add(x, constant(0x1.715476p+0F), shifter);
   f32_vector const n = hn::Sub(shifted, shifter);
   f32_vector r = fused_multiply_add(n, constant(-0x1.62e430p-1F), x);
   r = fused_multiply_add(n, constant(0x1.05c610p-29F), r);
-  // exp(r) = 1 + r + r^2 q(r) for |r| <= ln(2) / 2, q fitted to 2^-26.
-  f32_vector const q = polynomial(r, 0x1.6d11fep-10F, 0x1.120c62p-7F, 0x1.555518p-5F,
-                                  0x1.5554dcp-3F, 0x1.000000p-1F);
+  // exp(r) = 1 + r + r^2 q(r) for |r| <= ln(2) / 32, q fitted to 2^-29.
+  f32_vector const q = polynomial(r, 0x1.5556e8p-3F, 0x1.000220p-1F);
   f32_vector const tail = fused_multiply_add(hn::Mul(r, r), q, r);
-  f32_vector const power_of_r = hn::Add(constant(1.0F), tail);
-  return times_power_of_2(power_of_r, n, shifted);
+  split_power const power = {n, shifted};
+  f32_vector const fraction = power.fraction();
+  return power.scale(fused_multiply_add(fraction, tail, fraction));
 }
 
 /// 1 / (1 + exp(-x)) and what it lacks to 1, both to a few units in the last place even where they
@@ -83,7 +116,7 @@ struct sigmoid_pair {
   f32_vector value, rest;
 };
 HWY_INLINE sigmoid_pair sigmoid_of(f32_vector x) {
-  f32_vector const e = exp_of_negative(hn::Neg(hn::Abs(x)));
+  f32_vector const e = exp_of_negative(hn::Or(x, constant(-0.0F)));
   f32_vector const upper = hn::Div(constant(1.0F), hn::Add(constant(1.0F), e));
   f32_vector const lower = hn::Mul(e, upper);
   auto const is_negative = hn::Lt(x, constant(0.0F));

@@ -117,6 +117,7 @@ class stream_reader {
     part_row const last = part_row_of(weights, task.out_begin + task.outs - 1);
     index_t const block = weights.layout().rows_per_scale(weights.part_rows());
     shared_ = first.part == last.part && first.row / block == last.row / block;
+    now_.columns = weights.layout().cols_per_scale(weights.cols());
     for (std::size_t s = 0; whole_rows_ && s < streams; ++s) {
       for (index_t n = 0; n < rows_;) {
         part_row const place = place_of(s, n);
@@ -140,24 +141,45 @@ class stream_reader {
     return std::min(static_cast<index_t>(s) * rows_ + n, task_.outs - 1);
   }
 
-  stream_codes row(index_t n) {
-    stream_codes w;
-    w.columns = weights_.layout().cols_per_scale(weights_.cols());
+  /// To be asked for n = 0, 1, ... in turn.
+  stream_codes const& row(index_t n) {
     for (std::size_t s = 0; s < streams; ++s) {
-      part_row const place = place_of(s, n);
-      w.codes[s] = readers_[s].codes_at(weights_.part(place.part), place.row, 0);
-      w.scales[s] = whole_rows_ ? &scales_[s][n] : readers_[s].scales_of(place, weights_.cols());
-      if (!by_table_) continue;
-      w.tables[s] = whole_rows_
-                        ? table_of(s, n)
-                        : readers_[shared_ ? 0 : s].prepare_tables(place, 0, weights_.cols());
+      if (n < run_end_[s]) {
+        now_.codes[s] += row_bytes_[s];
+      } else {
+        start_run(s, n);
+      }
+      if (!whole_rows_) continue;
+      now_.scales[s] = &scales_[s][n];
+      if (by_table_) now_.tables[s] = table_of(s, n);
     }
-    return w;
+    return now_;
   }
 
  private:
   [[nodiscard]] part_row place_of(std::size_t s, index_t n) const {
     return part_row_of(weights_, task_.out_begin + out(s, n));
+  }
+
+  /// Row n of stream s, and how many behind it have the same tables or scales and lie at equal
+  /// distances.
+  void start_run(std::size_t s, index_t n) {
+    part_row const place = place_of(s, n);
+    quantized_view const& matrix = weights_.part(place.part);
+    now_.codes[s] = readers_[s].codes_at(matrix, place.row, 0);
+    row_bytes_[s] = matrix.values().stride[1] * bits(matrix.type()) / 8;
+    index_t const there = std::max<index_t>(1, task_.outs - static_cast<index_t>(s) * rows_ - n);
+    index_t run = std::min(weights_.part_rows() - place.row, there);
+    if (!whole_rows_) {
+      index_t const block = weights_.layout().rows_per_scale(weights_.part_rows());
+      run = std::min(run, block - place.row % block);
+      if (by_table_) {
+        now_.tables[s] = readers_[shared_ ? 0 : s].prepare_tables(place, 0, weights_.cols());
+      } else {
+        now_.scales[s] = readers_[s].scales_of(place, weights_.cols());
+      }
+    }
+    run_end_[s] = n + run;
   }
 
   float8_table const* table_of(std::size_t s, index_t n) {
@@ -174,6 +196,9 @@ class stream_reader {
   bool by_table_;
   bool whole_rows_;
   bool shared_ = false;
+  stream_codes now_ = {};
+  index_t run_end_[streams] = {};
+  index_t row_bytes_[streams] = {};
   // The scales that tables_ were made for; NaN, which is equal to nothing: for none yet.
   float made_for_[streams] = {unmade, unmade, unmade, unmade};
   alignas(64) float8_table tables_[streams];
@@ -204,7 +229,7 @@ void multiply_row(row_block x, weight_stack const& weights, stream_reader const&
             MOE64_INLINE { return scale_nibbles(codes + k / 2, left, values, factor); },
         dots);
   } else {
-    float8_table const exact = native_table(magnitudes_of(weights.type()), 1.0F);
+    float8_table const exact = float8_table::exact(weights.type());
     multiply_by_scale<Rows>(
         x, w, depth,
         [&](std::uint8_t const* codes, index_t k, index_t left, __m512 factor) MOE64_INLINE {
@@ -237,7 +262,7 @@ void compute_few(grouped_gemm_args const& args, tile_place const& task) {
   row_block const x = rows_of(args.x.values(), task.row_begin);
   alignas(64) float sums[few_rows][most_outs];
   for (index_t n = 0; n < reader.rows(); ++n) {
-    stream_codes const w = reader.row(n);
+    stream_codes const& w = reader.row(n);
     float dots[few_rows][streams];
     with_rows(task.rows, [&](auto rows) {
       multiply_row<rows.value>(x, args.weights, reader, w, &dots[0][0]);

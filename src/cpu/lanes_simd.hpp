@@ -144,14 +144,37 @@ HWY_INLINE lane_pair load_pair<bf16_number>(void const* data, index_t i) {
   auto const codes = hn::BitCast(i32_tag{}, hn::LoadU(tag, at<std::uint16_t>(data, i)));
   return {of_bits(hn::ShiftLeft<16>(codes)), of_bits(hn::And(codes, all(0xffff0000U)))};
 }
+/// The bits of numbers that are not NaN, with the upper 16 rounded; the lower ones hold garbage.
+HWY_INLINE i32_vector bf16_bits_of_numbers(f32_vector numbers) {
+  i32_vector const bits = bits_of(numbers);
+  auto const is_odd = hn::TestBit(bits, all(0x10000));
+  return hn::Add(bits, hn::IfThenElse(is_odd, all(0x8000), all(0x7fff)));
+}
+
+HWY_INLINE bool has_nan(lane_pair numbers) {
+#if HWY_TARGET == HWY_AVX3
+  return _mm512_cmp_ps_mask(numbers.first.raw, numbers.second.raw, _CMP_UNORD_Q) != 0;
+#else
+  auto const is_nan = hn::Or(hn::IsNaN(numbers.first), hn::IsNaN(numbers.second));
+  return !hn::AllFalse(f32_tag{}, is_nan);
+#endif
+}
+
+/// NaN is rare and known by then: the branch costs less than a select for each vector.
+HWY_INLINE i32_vector bf16_pair_codes(lane_pair numbers) {
+  bool const any_nan = has_nan(numbers);
+  i32_vector const even =
+      HWY_UNLIKELY(any_nan) ? bf16_codes(numbers.first) : bf16_bits_of_numbers(numbers.first);
+  i32_vector const odd =
+      HWY_UNLIKELY(any_nan) ? bf16_codes(numbers.second) : bf16_bits_of_numbers(numbers.second);
+  auto const lower = hn::ShiftRight<16>(hn::BitCast(hn::RebindToUnsigned<i32_tag>{}, even));
+  return hn::Or(hn::BitCast(i32_tag{}, lower), hn::And(odd, all(0xffff0000U)));
+}
+
 template <>
 HWY_INLINE void store_pair<bf16_number>(lane_pair numbers, void* data, index_t i) {
   hn::Repartition<std::uint16_t, i32_tag> const tag;
-  hn::RebindToUnsigned<i32_tag> const unsigned_tag;
-  auto const even = hn::ShiftRight<16>(hn::BitCast(unsigned_tag, bf16_codes(numbers.first)));
-  auto const odd = hn::And(bf16_codes(numbers.second), all(0xffff0000U));
-  auto const codes = hn::Or(hn::BitCast(i32_tag{}, even), odd);
-  hn::StoreU(hn::BitCast(tag, codes), tag, at<std::uint16_t>(data, i));
+  hn::StoreU(hn::BitCast(tag, bf16_pair_codes(numbers)), tag, at<std::uint16_t>(data, i));
 }
 
 /// The processor converts, subnormals included whatever the state of the thread; NaN it would give

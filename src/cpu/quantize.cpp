@@ -3,6 +3,7 @@
 #include "core/number.hpp"
 #include "cpu/dequantize_vbmi.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/quantize_vbmi.hpp"
 #include "cpu/rows.hpp"
 #include "cpu/widths.hpp"
 
@@ -65,11 +66,6 @@ float global_for(magnitude const& size, global_scale::direction applied) {
 
 namespace {
 
-/// Rows and columns [row_begin, row_end) x [col_begin, col_end) of one matrix.
-struct block_range {
-  index_t row_begin, row_end, col_begin, col_end;
-};
-
 template <class Visit>
 void for_each_run(block_range const& block, Visit const& visit) {
   for (index_t row = block.row_begin; row < block.row_end; ++row) {
@@ -96,6 +92,8 @@ magnitude measure(tensor_view const& x, index_t expert, block_range const& block
   return result;
 }
 
+}  // namespace
+
 void write_codes(quantize_view const& p, index_t expert, block_range const& block, float factor) {
   float const limit = largest_code(p.values.type);
   bool const zero = std::isnan(factor);
@@ -108,6 +106,8 @@ void write_codes(quantize_view const& p, index_t expert, block_range const& bloc
     store_row(row_of(p.values, expert, row), col, count, run);
   });
 }
+
+namespace {
 
 void quantize_reference(quantize_args const& args, stream where) {
   quantize_view const p(args);
@@ -156,6 +156,10 @@ void dequantize_reference(dequantize_args const& args, stream where) {
 }
 
 constexpr implementation<quantize_args> quantizers[] = {
+#if defined(__x86_64__)
+    {"avx512_vbmi", where<has_avx512_vbmi, quantize_args, bf16::takes_table>,
+     bf16::quantize_by_table},
+#endif
     MOE64_WIDTHS(quantize_args, quantize_simd, any_call<quantize_args>),
     {"reference", any_call<quantize_args>, quantize_reference},
 };

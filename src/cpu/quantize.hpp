@@ -29,6 +29,15 @@ struct quantize_view {
 float write_scale(quantize_view const& p, magnitude const& size, float global, index_t expert,
                   index_t grid_row, index_t grid_col);
 
+/// Rows and columns [row_begin, row_end) x [col_begin, col_end) of one matrix.
+struct block_range {
+  index_t row_begin, row_end, col_begin, col_end;
+};
+
+/// The codes of one block: its numbers divided by the factor, clamped to the largest code; zeros
+/// where the factor is NaN.
+void write_codes(quantize_view const& p, index_t expert, block_range const& block, float factor);
+
 /// The global scale of one expert: such that the largest block scale becomes the largest e4m3.
 float global_for(magnitude const& size, global_scale::direction applied);
 

@@ -4,9 +4,8 @@
 // after simd.hpp
 #include "cpu/codes_simd.hpp"
 #include "cpu/operations.hpp"
-#include "cpu/parallel.hpp"
-#include "cpu/quantize.hpp"
 #include "cpu/quantize_codes_simd.hpp"
+#include "cpu/quantize_panels.hpp"
 #include "cpu/stream_simd.hpp"
 
 #include <cmath>
@@ -14,18 +13,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace moe64::cpu::HWY_NAMESPACE {
 namespace {
-
-/// Bytes of x that are read twice, for the scales and for the codes: they should still be in the
-/// second cache the second time.
-constexpr index_t panel_bytes = index_t{1} << 19;
-/// Blocks that a panel has at most; bounds the stack.
-constexpr index_t panel_blocks = 256;
-
-/// Blocks [first, first + count) of one grid row of one matrix.
-struct panel {
-  index_t expert, row_begin, row_end, first, count, block_cols, col_end;
-  index_t to_next;  ///< elements of x from here to the panel that follows
-};
 
 /// visit(row, col, count) over the rows of a panel in runs that fit a buffer.
 template <class Visit>
@@ -51,7 +38,7 @@ HWY_INLINE void for_each_block(panel const& p, index_t col, index_t count, Visit
 
 /// Of one whole matrix; of its finite numbers where there are others.
 magnitude measure_matrix(tensor_view const& x, index_t expert, index_t rows) {
-  panel const all = {expert, 0, rows, 0, 1, x.extent[2], x.extent[2], 0};
+  panel const all = {expert, 0, 0, rows, 0, 1, x.extent[2], x.extent[2], 0};
   float run[run_length];
   largest_of<f32_number> largest;
   largest.clear();
@@ -77,8 +64,7 @@ HWY_INLINE source source_of(row_view const& x, index_t col, index_t count, float
 
 /// The scales of a panel: factor[block] is what its codes will be multiplied with.
 template <class X>
-void write_scales(quantize_view const& p, panel const& at, float global, index_t grid_row,
-                  float* factor) {
+void write_scales(quantize_view const& p, panel const& at, float global, float* factor) {
   float run[run_length];
   largest_of<X> largest[panel_blocks];
   for (index_t block = 0; block < at.count; ++block) largest[block].clear();
@@ -91,7 +77,7 @@ void write_scales(quantize_view const& p, panel const& at, float global, index_t
   });
   for (index_t block = 0; block < at.count; ++block) {
     factor[block] =
-        write_scale(p, largest[block].size(), global, at.expert, grid_row, at.first + block);
+        write_scale(p, largest[block].size(), global, at.expert, at.grid_row, at.first + block);
   }
 }
 
@@ -115,10 +101,9 @@ void write_codes(quantize_view const& p, panel const& at, float const* factor, b
 }
 
 template <class X>
-void quantize_panel(quantize_view const& p, panel const& at, float global, index_t grid_row,
-                    bool streamed) {
+void quantize_panel(quantize_view const& p, panel const& at, float global, bool streamed) {
   float factor[panel_blocks];
-  write_scales<X>(p, at, global, grid_row, factor);
+  write_scales<X>(p, at, global, factor);
   visit_code(p.values.type, [&](auto number) HWY_ATTR {
     write_codes<X, decltype(number)>(p, at, factor, streamed);
   });
@@ -131,42 +116,18 @@ void quantize_simd(quantize_args const& args, stream where) {
   quantize_view const p(args);
   index_t const experts = p.x.extent[0];
   index_t const rows = count_rows("quantize", args.live_rows, p.x.extent[1]);
-  index_t const cols = p.x.extent[2];
-  bool const has_global = args.global.values.present();
   write_globals(args, experts, where,
                 [&](index_t expert) { return measure_matrix(p.x, expert, rows); });
-  index_t const block_rows = args.layout.rows_per_scale(p.x.extent[1]);
-  index_t const block_cols = args.layout.cols_per_scale(cols);
-  index_t const grid_rows = ceil_div(rows, block_rows);
-  index_t const grid_cols = ceil_div(cols, block_cols);
-  index_t const x_bytes = bits(p.x.type) / 8;
-  index_t const fitting = panel_bytes / x_bytes / block_rows / block_cols;
-  index_t const at_once = std::clamp<index_t>(fitting, 1, panel_blocks);
-  bool const streamed = is_streamed(p.values.type, experts * rows * cols);
-  index_t const grid_row_bytes =
-      std::min(block_rows, rows) * cols * (bits(p.x.type) + bits(p.values.type)) / 8;
-  parallel_ranges(where, experts * grid_rows, grid_row_bytes, [&](index_t begin, index_t end) {
-    for (index_t task = begin; task < end; ++task) {
-      index_t const expert = task / grid_rows;
-      index_t const grid_row = task % grid_rows;
-      float const global = has_global ? load_number(args.global.values, expert) : 1.0F;
-      index_t const row_begin = grid_row * block_rows;
-      index_t const row_end = row_begin + std::min(block_rows, rows - row_begin);
-      for (index_t first = 0; first < grid_cols; first += at_once) {
-        index_t const count = std::min(at_once, grid_cols - first);
-        index_t const col_end = std::min(cols, (first + count) * block_cols);
-        bool const side_by_side = p.x.stride[2] == 1;
-        index_t const to_next =
-            count < grid_cols ? count * block_cols : (row_end - row_begin) * p.x.stride[1];
-        panel const at = {expert, row_begin,  row_end, first,
-                          count,  block_cols, col_end, side_by_side ? to_next : 0};
-        visit_float(side_by_side ? p.x.type : dtype::f32, [&](auto number) {
-          quantize_panel<decltype(number)>(p, at, global, grid_row, streamed);
+  bool const streamed = is_streamed(p.values.type, experts * rows * p.x.extent[2]);
+  dtype const x_type = p.x.stride[2] == 1 ? p.x.type : dtype::f32;
+  for_each_panel(
+      p, rows, where,
+      [&](panel const& at, float global) {
+        visit_float(x_type, [&](auto number) {
+          quantize_panel<decltype(number)>(p, at, global, streamed);
         });
-      }
-    }
-    end_streaming(streamed);
-  });
+      },
+      [&] { end_streaming(streamed); });
 }
 
 void dequantize_simd(dequantize_args const& args, stream where);

@@ -40,6 +40,28 @@ HWY_INLINE void end_streaming(bool streamed) {
   if (streamed) hwy::FlushStream();
 }
 
+/// Where the numbers of a loop over pairs go: written as usual, or past the caches when the loop
+/// starts at a line. Only bf16 pairs fill whole lines at every width.
+template <class Number>
+HWY_INLINE bool can_stream_pairs([[maybe_unused]] void const* data) {
+#if HWY_TARGET == HWY_SCALAR
+  return false;
+#else
+  return std::is_same_v<Number, bf16_number> && reinterpret_cast<std::uintptr_t>(data) % 64 == 0;
+#endif
+}
+template <class Number, bool Streamed>
+HWY_INLINE void put_pair(lane_pair numbers, void* data, index_t i) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (Streamed && std::is_same_v<Number, bf16_number>) {
+    hn::Repartition<std::uint16_t, i32_tag> const tag;
+    hn::Stream(hn::BitCast(tag, bf16_pair_codes(numbers)), tag, at<std::uint16_t>(data, i));
+    return;
+  }
+#endif
+  store_pair<Number>(numbers, data, i);
+}
+
 /// store_run of at most run_length numbers, streamed if wanted and if they lie side by side.
 inline void store_run(row_view const& row, index_t begin, index_t count, float const* in,
                       bool streamed) {

@@ -111,7 +111,8 @@ std::string draw_implementation(layer_case const& c) {
   }
   random_source const random(c.seed + 900);
   auto const& drawn = !rare.empty() && random.chance(0, 0.75) ? rare : common;
-  return drawn[static_cast<std::size_t>(random.below(1, std::ssize(drawn)))];
+  // Successive seeds take turns, so that a hundred problems meet them all.
+  return drawn[static_cast<std::size_t>(c.seed % drawn.size())];
 }
 
 }  // namespace moe64::test

@@ -325,6 +325,28 @@ TEST(activate_backward, weights_of_slots_multiply_the_gradient_first) {
   }
 }
 
+TEST(activate_backward, a_nan_weight_gives_nan_whatever_its_payload) {
+  // Rounding must not carry out of a payload of ones into the exponent and the sign.
+  test_plan p = test::make_plan({.tokens = 4, .top_k = 1, .experts = 1, .ids = {0, 0, 0, 0}});
+  for (index_t slot = 0; slot < 4; ++slot) p.slot_weight.set_code(0x7fffffff, slot);
+  for (dtype const type : float_types) {
+    test_tensor gate(type, {4, 70}), up(type, {4, 70}), d_out(type, {4, 70});
+    gate.fill_uniform(4, -3, 3);
+    up.fill_uniform(5, -3, 3);
+    d_out.fill_uniform(6, 1, 2);
+    test_tensor d_gate(type, {4, 70}), d_up(type, {4, 70});
+    for_each_implementation(
+        activate_backward_args{{}, gate, up, d_out, &p.plan, p.plan.live_rows(), d_gate, d_up},
+        [&](activate_backward_args const& args) {
+          d_gate.fill_uniform(7);
+          d_up.fill_uniform(8);
+          activate_backward(args, cpu_stream());
+          for (double const d : d_gate.numbers()) EXPECT_TRUE(std::isnan(d));
+          for (double const d : d_up.numbers()) EXPECT_TRUE(std::isnan(d));
+        });
+  }
+}
+
 TEST(activate_backward, gradients_may_be_written_interleaved) {
   test_tensor gate(dtype::bf16, {5, 8}), up(dtype::bf16, {5, 8}), d_out(dtype::bf16, {5, 8});
   gate.fill_uniform(1);

@@ -219,6 +219,39 @@ TEST(quantize, nothing_saturates_with_power_of_two_scales) {
   }
 }
 
+/// Every finite bf16 up to a largest one, whose mantissa decides the scale: each implementation
+/// gives the codes of the reference. The largest ones are beyond what e4m3 scales can bring down:
+/// their codes saturate.
+TEST(quantize, every_bf16_under_scales_of_every_mantissa) {
+  constexpr index_t rows = 16;
+  for (index_t mantissa = 0; mantissa < 128; mantissa += 3) {
+    double const largest =
+        std::ldexp(128.0 + static_cast<double>(mantissa), mantissa % 2 == 0 ? -5 : 20);
+    auto const count = static_cast<index_t>(test::code_of(largest, dtype::bf16)) + 1;
+    test_tensor x(dtype::bf16, {rows, ceil_div(2 * count, rows)});
+    for (index_t n = 0; n < rows * x.view().extent[1]; ++n) {
+      index_t const code = std::min(n / 2, count - 1) | (n % 2 != 0 ? 0x8000 : 0);
+      x.set_code(static_cast<std::uint64_t>(code), n % rows, n / rows);
+    }
+    for (format const& f : {format{dtype::e4m3, dtype::f32, g::tensor()},
+                            format{dtype::e5m2, dtype::bf16, g::tensor()},
+                            format{dtype::e4m3, dtype::e8m0, g::tensor()},
+                            format{dtype::e4m3, dtype::e4m3, g::tensor()},
+                            format{dtype::e5m2, dtype::e4m3, g::tensor()}}) {
+      SCOPED_TRACE(to_string(f) + " largest " + std::to_string(largest));
+      quantized const expected(f, {rows, x.view().extent[1]});
+      quantize_args args = expected.args(f, x);
+      args.implementation = "reference";
+      quantize(args, cpu_stream());
+      quantized const out(f, {rows, x.view().extent[1]});
+      for_each_implementation(out.args(f, x), [&](quantize_args const& call) {
+        quantize(call, cpu_stream());
+        EXPECT_EQ(out.values.codes(), expected.values.codes());
+      });
+    }
+  }
+}
+
 TEST(quantize, stacks_have_one_grid_per_expert) {
   test_tensor stack(dtype::bf16, {3, 7, 20});
   stack.fill_uniform(5).fill([&](index_t e, index_t r, index_t c) {

@@ -1,0 +1,7 @@
+"""One planted bug."""
+
+from collections import namedtuple
+
+# suite: the program moe64_<suite>; tests: a filter of GoogleTest, as narrow as time asks for; needs: what the CPU must
+# have to run the code at all, as Linux calls it.
+Mutant = namedtuple("Mutant", "name file old new suite tests needs", defaults=("",))
