@@ -50,7 +50,8 @@ CLI::App* add_synth(CLI::App& app, synth_request* asked) {
       ->check(CLI::Range(1, 100'000))
       ->type_name("N");
   verb->add_option("--seed", options.seed, "Chooses the numbers (default 1)")->type_name("S");
-  verb->add_option("--shard-size", options.shard_bytes, "Bytes of a file (default: three files)")
+  verb->add_option("--shard-size", options.shard_bytes,
+                   "About the bytes of a file (default: a third of all)")
       ->check(CLI::PositiveNumber)
       ->type_name("BYTES");
   verb->add_flag("--mtp", options.mtp, "With a layer of multi-token prediction");

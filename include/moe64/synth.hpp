@@ -19,7 +19,7 @@ struct synth_options {
   index_t scale_down = 16;   ///< extents, layers and experts are divided by it; 1: the real ones
   index_t layers = 0;        ///< of the backbone; 0: by scale_down
   std::uint64_t seed = 1;
-  index_t shard_bytes = 0;  ///< a file ends with the tensor that reaches it; 0: three files
+  index_t shard_bytes = 0;  ///< about; a file has at least a tensor. 0: three files
   bool mtp = false;         ///< with a layer of multi-token prediction, where the model has one
   std::string fault = {};   ///< a kind of synth_faults(), planted once; empty: none
 };

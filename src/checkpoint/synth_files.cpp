@@ -45,8 +45,8 @@ synth_files::synth_files(output_folder const& folder, synth_plan const& plan, in
   open(seed);
 }
 
-/// A file ends with the tensor that fills it. Weights are large and their scales small, so that a
-/// scale is often the first of the next file.
+/// A file that is full ends with the next weight that has a scale behind it, if one is near:
+/// readers must find a scale in another file.
 void synth_files::assign(index_t shard_bytes) {
   places_.resize(plan_.tensors.size());
   for (synth_tensor const& tensor : plan_.tensors) {
@@ -56,11 +56,12 @@ void synth_files::assign(index_t shard_bytes) {
   }
   constexpr index_t usual_count = 3;
   index_t const limit = shard_bytes > 0 ? shard_bytes : ceil_div(total_, usual_count);
-  index_t filled = limit;
+  index_t filled = 0;
+  bool full = true;
   for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
     new_tensor const& tensor = plan_.tensors[i].file;
     if (tensor.name.empty()) continue;
-    if (filled >= limit) {
+    if (full) {
       contents_.emplace_back();
       filled = 0;
     }
@@ -68,6 +69,7 @@ void synth_files::assign(index_t shard_bytes) {
     places_[i] = {static_cast<index_t>(contents_.size()) - 1, static_cast<index_t>(content.size())};
     content.push_back(tensor);
     filled = checked_add(filled, bytes_of(tensor));
+    full = filled >= limit && (plan_.tensors[i].scaled || filled - limit >= limit / 4);
   }
   bool const needs_two = plan_.fault.is(kind::duplicate_tensor) ||
                          plan_.fault.is(kind::wrong_index) || plan_.fault.is(kind::missing_shard);

@@ -213,6 +213,7 @@ class planner {
     plan_.parameters = checked_add(plan_.parameters, numbers);
     module.values = add_part(module, "weight", f.value_type, value_shape(f));
     if (f.row != nullptr) {
+      plan_.tensors.back().scaled = true;
       module.scales = add_part(module, name(f.row->scale), f.scale_type, stored_scale_shape(f));
       if (f.row->global != tensor_part::unknown) {
         bool const divides = f.scales == scale_codec::nv16_div;

@@ -23,7 +23,8 @@ enum class synth_fill : std::uint8_t {
 struct synth_tensor {
   new_tensor file;
   synth_fill fill = synth_fill::normal;
-  bool part = false;  ///< of a module: written together with it
+  bool part = false;    ///< of a module: written together with it
+  bool scaled = false;  ///< the next tensor is its scale
   index_t rows = 0;
   index_t cols = 0;
 };
