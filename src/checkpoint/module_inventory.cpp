@@ -27,7 +27,12 @@ class inventory_taker {
                      [](module_tensors const& left, module_tensors const& right) {
                        return order(left) < order(right);
                      });
-    std::erase_if(result_.dense, [](module_tensors const& module) { return is_ordinary(module); });
+    // beside other experts `.scale` is the name of an ordinary parameter, of norms for example
+    bool const scale_is_ours =
+        std::any_of(result_.experts.begin(), result_.experts.end(),
+                    [](module_tensors const& module) { return module.schema == key_schema::k3; });
+    std::erase_if(result_.dense,
+                  [&](module_tensors const& module) { return is_ordinary(module, scale_is_ours); });
     return std::move(result_);
   }
 
@@ -109,12 +114,11 @@ class inventory_taker {
   }
 
   /// A weight that is a number by itself and has no scale, or no weight at all: nothing to resolve.
-  static bool is_ordinary(module_tensors const& module) {
+  static bool is_ordinary(module_tensors const& module, bool scale_is_ours) {
     for (int part = 0; part < tensor_part_count; ++part) {
-      if (is_weight_scale(static_cast<tensor_part>(part)) &&
-          module.parts[static_cast<std::size_t>(part)] != nullptr) {
-        return false;
-      }
+      auto const which = static_cast<tensor_part>(part);
+      bool const counts = which != tensor_part::scale || scale_is_ours;
+      if (is_weight_scale(which) && counts && module.part(which) != nullptr) return false;
     }
     tensor_entry const* const values = module.values();
     if (values == nullptr) return true;

@@ -404,6 +404,16 @@ TEST(resolve, dense_modules_follow_the_declaration_of_the_rest) {
   expect_errors(builder, {"orphan-scale"}, "layers.0.attn.wq_a.scale");
 }
 
+TEST(resolve, scale_may_be_an_ordinary_parameter) {
+  auto builder = sound_checkpoint();
+  builder.add("model.layers.0.router.scale", bf16, {320});
+  builder.add("model.layers.0.norm.scale", bf16, {320})
+      .add("model.layers.0.norm.weight", bf16, {320});
+  auto const resolved = builder.resolve();
+  EXPECT_TRUE(resolved.found.kept().empty()) << all_texts(resolved);
+  EXPECT_TRUE(resolved.dense.empty());
+}
+
 TEST(resolve, codes_under_a_name_without_rules) {
   auto builder = sound_checkpoint();
   builder.add("model.embedding_table", f8_e4m3, {4, 4});
