@@ -311,6 +311,35 @@ TEST(check, finds_wrong_global_and_activation_scales_and_stated_shapes) {
   EXPECT_THAT(texts_of(stated), HasSubstr("states [192, 319], but the weight holds [192, 320]"));
 }
 
+TEST(check, does_not_count_what_fills_the_last_word_of_a_row) {
+  checkpoint_builder described;
+  std::string const config = case_of("D13").config;
+  described.config(case_config(config, 1, 316, 192, 1));
+  expert_tensors tensors;
+  tensors.values = ".weight_packed";
+  tensors.value_type = i32;
+  tensors.values_per_element = 8;
+  tensors.scales = ".weight_scale";
+  tensors.scale_type = bf16;
+  tensors.scale_shape = [](index_t rows, index_t cols) {
+    return std::vector<index_t>{rows, ceil_div(cols, 32)};
+  };
+  add_experts(described, tensors, 1, 316, 192);
+  stored_checkpoint stored(std::move(described));
+  index_t saturated = 0;  // of gate: 192 rows of 316 nibbles and 4 more
+  for (std::size_t i = 0; i < 192 * 320; ++i) {
+    auto const byte = std::to_integer<unsigned>(stored.bytes(gate0 + ".weight_packed")[i / 2]);
+    unsigned const nibble = i % 2 == 0 ? byte & 15U : byte >> 4U;
+    saturated += i % 320 < 316 && (nibble == 0 || nibble == 15) ? 1 : 0;
+  }
+  check_report const report = stored.check(2);
+  EXPECT_TRUE(report.ok()) << texts_of(report);
+  matrix_statistics const& gate = report.layers.front().projections[0].experts.front();
+  EXPECT_EQ(gate.elements, 192 * 316);
+  EXPECT_EQ(gate.saturated, saturated);
+  EXPECT_EQ(stored.bytes_not_read_once(), 0);
+}
+
 TEST(check, tells_of_dead_saturated_and_unusual_experts) {
   stored_checkpoint stored(case_of("D1").build());
   std::string const expert1 = "model.layers.0.mlp.experts.1.";
