@@ -311,6 +311,35 @@ TEST(check, finds_wrong_global_and_activation_scales_and_stated_shapes) {
   EXPECT_THAT(texts_of(stated), HasSubstr("states [192, 319], but the weight holds [192, 320]"));
 }
 
+TEST(check, does_not_count_what_fills_the_last_word_of_a_row) {
+  checkpoint_builder described;
+  std::string const config = case_of("D13").config;
+  described.config(case_config(config, 1, 316, 192, 1));
+  expert_tensors tensors;
+  tensors.values = ".weight_packed";
+  tensors.value_type = i32;
+  tensors.values_per_element = 8;
+  tensors.scales = ".weight_scale";
+  tensors.scale_type = bf16;
+  tensors.scale_shape = [](index_t rows, index_t cols) {
+    return std::vector<index_t>{rows, ceil_div(cols, 32)};
+  };
+  add_experts(described, tensors, 1, 316, 192);
+  stored_checkpoint stored(std::move(described));
+  index_t saturated = 0;  // of gate: 192 rows of 316 nibbles and 4 more
+  for (std::size_t i = 0; i < 192 * 320; ++i) {
+    auto const byte = std::to_integer<unsigned>(stored.bytes(gate0 + ".weight_packed")[i / 2]);
+    unsigned const nibble = i % 2 == 0 ? byte & 15U : byte >> 4U;
+    saturated += i % 320 < 316 && (nibble == 0 || nibble == 15) ? 1 : 0;
+  }
+  check_report const report = stored.check(2);
+  EXPECT_TRUE(report.ok()) << texts_of(report);
+  matrix_statistics const& gate = report.layers.front().projections[0].experts.front();
+  EXPECT_EQ(gate.elements, 192 * 316);
+  EXPECT_EQ(gate.saturated, saturated);
+  EXPECT_EQ(stored.bytes_not_read_once(), 0);
+}
+
 TEST(check, tells_of_dead_saturated_and_unusual_experts) {
   stored_checkpoint stored(case_of("D1").build());
   std::string const expert1 = "model.layers.0.mlp.experts.1.";
@@ -341,28 +370,32 @@ TEST(check, still_reads_what_cannot_be_resolved) {
 }
 
 TEST(check, cuts_large_matrices_without_reading_anything_twice) {
-  // 40 MiB of values: more than one band; 2-d blocks with a partial last row of them
+  // more than 1 MiB of scales: two bands of rows
+  constexpr index_t rows = 300'000;
+  constexpr index_t cols = 8;
   checkpoint_builder described;
-  described.config(case_config(
-      R"("model_type": "qwen3_moe", "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]})",
-      1, 256, 164'000, 1));
+  described.config(case_config(case_of("D6").config, 1, cols, rows, 1));
   expert_tensors tensors;
-  tensors.scales = ".weight_scale_inv";
-  tensors.scale_shape = [](index_t rows, index_t cols) {
-    return std::vector<index_t>{ceil_div(rows, 128), ceil_div(cols, 128)};
-  };
-  add_experts(described, tensors, 1, 256, 164'000);
+  tensors.scales = ".weight_scale";
+  tensors.scale_shape = [](index_t outputs, index_t) { return std::vector<index_t>{outputs, 1}; };
+  add_experts(described, tensors, 1, cols, rows);
   stored_checkpoint stored(std::move(described));
   std::string const up = "model.layers.0.mlp.experts.0.up_proj";
-  stored.set_number(up + ".weight_scale_inv", 2 * 1281 + 1, 0.0);  // the last scale: 32 rows
-  stored.set<std::uint8_t>(up + ".weight", 163'999 * 256 + 255, 0x7f);
+  for (index_t const row : {index_t{0}, rows - 1}) {
+    stored.set_number(up + ".weight_scale", row, 0.0);
+    stored.set<std::uint8_t>(up + ".weight", row * cols, 0x38);
+  }
+  stored.set<std::uint8_t>(up + ".weight", rows * cols - 1, 0x7f);
   check_report const report = stored.check(2);
   EXPECT_EQ(report.totals.read_bytes, stored.data_bytes());
   EXPECT_EQ(stored.bytes_not_read_once(), 0);
-  EXPECT_EQ(count_of(report, "zero-scale"), 1) << texts_of(report);
-  EXPECT_EQ(count_of(report, "nan-code"), 1) << texts_of(report);
   EXPECT_EQ(report.count(finding_level::error), 2) << texts_of(report);
-  EXPECT_EQ(report.layers.front().projections[1].experts.front().elements, 164'000 * 256);
+  EXPECT_THAT(texts_of(report), HasSubstr("2 of 300000 scales are zero, but"));
+  EXPECT_THAT(texts_of(report), HasSubstr("1 of 2400000 codes are NaN"));
+  matrix_statistics const& one = report.layers.front().projections[1].experts.front();
+  EXPECT_EQ(one.elements, rows * cols);
+  EXPECT_EQ(one.scales, rows);
+  EXPECT_EQ(one.wrong_scales, 2);
 }
 
 TEST(check, reports_progress_and_stops_when_it_throws) {
