@@ -45,8 +45,8 @@ step 0 run glm --layer 3 --tokens 64 --backward
 say 'To BF16, for tools that know no FP8. It streams, and would resume after a kill.'
 step 0 convert glm glm-bf16 --to bf16
 step 0 inspect glm-bf16
-say 'The numbers are the same, tensor by tensor.'
-step 0 diff glm glm-bf16
+say 'Tensor by tensor the numbers are the same, but for the one rounding to BF16: at most 2^-8 of a number.'
+step 0 diff glm glm-bf16 --tolerance 0.004 --shown 4
 say 'The same checkpoint with one scale missing: other loaders take the codes for weights and go on.'
 step 0 synth broken --like glm-4.7-flash --scale-down 8 --layers 6 --break dropped-scale
 step 1 check broken

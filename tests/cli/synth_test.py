@@ -9,7 +9,7 @@ import unittest
 
 TOOL = os.environ.get("MOE64_TOOL", "build/release/bin/moe64")
 OK, FAILED, USAGE = 0, 1, 2
-SMALL = ("--scale-down", "64", "--layers", "3")
+SMALL = ("--scale-down", "64", "--layers", "4")
 
 
 class Synth(unittest.TestCase):
