@@ -1,9 +1,12 @@
 #pragma once
 
 // Everything moe64 says in C++. For C and other languages see moe64.h.
+#include "moe64/check.hpp"
 #include "moe64/checkpoint.hpp"
+#include "moe64/convert.hpp"
 #include "moe64/cpu.hpp"
 #include "moe64/device.hpp"
+#include "moe64/diff.hpp"
 #include "moe64/dtype.hpp"
 #include "moe64/error.hpp"
 #include "moe64/explain.hpp"

@@ -61,7 +61,7 @@ void folder::state::open_shard(file_system const& system, std::string const& bas
   index_t const left = options.max_tensors - static_cast<index_t>(tensors.size());
   safetensors_header header =
       safetensors_header::read(file, {.lenient = options.lenient, .max_tensors = left});
-  index_t const position = static_cast<index_t>(shards.size());
+  auto const position = static_cast<index_t>(shards.size());
   for (tensor_entry entry : header.tensors()) {
     entry.shard = position;
     tensors.push_back(entry);
@@ -184,7 +184,7 @@ input_file const& file_of(std::vector<input_file> const& files, index_t shard) {
 
 void folder::read(tensor_entry const& tensor, index_t offset, std::span<std::byte> into) const {
   input_file const& file = file_of(state_->files, tensor.shard);
-  index_t const bytes = static_cast<index_t>(into.size());
+  auto const bytes = static_cast<index_t>(into.size());
   if (offset < 0 || offset > tensor.bytes || bytes > tensor.bytes - offset) {
     fail(errc::invalid_argument, "[read] {}: tensor {}: bytes {} + {} of {}",
          escaped_path(file.path()), quoted(tensor.name), offset, bytes, tensor.bytes);

@@ -107,7 +107,7 @@ bool ends_number(char c) {
 
 /// The parser copies each literal; one that is too long is refused before it is copied.
 void check_literals(std::string_view text, std::string_view file, index_t longest) {
-  std::size_t const limit = static_cast<std::size_t>(longest);
+  auto const limit = static_cast<std::size_t>(longest);
   std::size_t begin = 0;  // of the literal, or of what comes before one
   bool inside = false;
   for (std::size_t at = 0; at < text.size(); ++at) {

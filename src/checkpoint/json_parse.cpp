@@ -109,7 +109,7 @@ class json_builder final : public json_events {
 std::unique_ptr<json_document const> parse_json(std::string_view text, std::string_view file_name,
                                                 json_limits const& limits) {
   std::string const file = escaped_path(file_name);
-  index_t const bytes = static_cast<index_t>(text.size());
+  auto const bytes = static_cast<index_t>(text.size());
   if (limits.bytes > std::numeric_limits<std::int32_t>::max()) {
     fail(errc::invalid_argument, "[json] a limit of {} bytes is past 2^31 - 1", limits.bytes);
   }

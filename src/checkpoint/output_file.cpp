@@ -72,7 +72,7 @@ void output_file::reserve() {
 }
 
 void output_file::write(index_t offset, std::span<std::byte const> from) {
-  index_t const count = static_cast<index_t>(from.size());
+  auto const count = static_cast<index_t>(from.size());
   if (offset < 0 || offset > bytes_ || count > bytes_ - offset) {
     fail(errc::invalid_argument, "[write] {}: bytes {} + {} of {}", escaped_path(path_), offset,
          count, bytes_);

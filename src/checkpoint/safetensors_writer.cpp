@@ -57,7 +57,7 @@ std::vector<index_t> file_order(std::span<new_tensor const> tensors) {
 
 void append_metadata(std::string& text, metadata_list metadata) {
   std::sort(metadata.begin(), metadata.end());
-  text += "\"__metadata__\":{";
+  text += R"("__metadata__":{)";
   for (std::size_t i = 0; i < metadata.size(); ++i) {
     auto const& [key, value] = metadata[i];
     if (i != 0 && metadata[i - 1].first == key) {
@@ -121,8 +121,8 @@ file_layout lay_out(std::span<new_tensor const> tensors, metadata_list const& me
     if (text.size() > length_bytes + 1) text += ',';
     append_json_text(text, tensor.name);
     fmt::format_to(std::back_inserter(text),
-                   ":{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
-                   name(tensor.type), fmt::join(tensor.shape, ","), begin, end);
+                   R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", name(tensor.type),
+                   fmt::join(tensor.shape, ","), begin, end);
   }
   text += '}';
   index_t const data_begin = align_up(static_cast<index_t>(text.size()), data_alignment);

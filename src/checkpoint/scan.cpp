@@ -10,8 +10,9 @@
 namespace moe64::checkpoint {
 namespace {
 
-/// A piece stays in the second-level cache between being read and being looked at.
-constexpr index_t piece_bytes = index_t{256} << 10;
+/// For files that are in memory already any size from 1 MiB on is as fast; storage likes large
+/// ones.
+constexpr index_t piece_bytes = index_t{2} << 20;
 
 class piece_buffer {
  public:
