@@ -66,7 +66,10 @@ mutation: build ## plant known bugs one by one; the suite must catch each
 bench: build .venv ## compare with PyTorch and with the machine's limits: bench/results (BENCH_ARGS=--quick: a short run)
 	.venv/bin/python bench/compare.py --tool $(TOOL) $(BENCH_ARGS)
 
-interop: build .venv ## files and models exchanged with the safetensors package and Transformers
+interop: build .venv ## files and models exchanged with the safetensors package, Transformers and compressed-tensors
+	@cmp -s tests/interop/requirements.txt .venv/interop.txt || { \
+	  .venv/bin/python -m pip install -q -c bench/requirements.txt -r tests/interop/requirements.txt && \
+	  cp tests/interop/requirements.txt .venv/interop.txt; }
 	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m unittest discover -v -s tests/interop -p '*_test.py'
 
 bench-problems: build ## time the problems of BENCH_SUITE

@@ -52,9 +52,10 @@ void scale_layers(synth_extents& small, index_t scale_down, index_t layers) {
     // whole-layer exceptions and steps need some layers behind the dense ones to show
     index_t const wanted = std::max<index_t>(real / scale_down, 3);
     dense = dense > 0 ? std::max<index_t>(1, dense / scale_down) : 0;
-    small.set("layers", layers > 0 ? layers : std::max(dense + 2, wanted));
+    index_t const all_kinds = std::max(dense + 2, small.get("full_step", 1));
+    small.set("layers", layers > 0 ? layers : std::max(all_kinds, wanted));
   }
-  index_t const least = std::max(dense + 1, step);
+  index_t const least = std::max({dense + 1, step, small.get("full_step", 1)});
   if (small.at("layers") < least) {
     fail(errc::invalid_argument, "[synth] layers is {}, expected at least {} for this model",
          small.at("layers"), least);

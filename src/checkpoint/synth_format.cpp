@@ -104,6 +104,9 @@ synth_format synth_format_of(std::string_view dialect_id) {
 }
 
 key_schema synth_schema(synth_family const& family, synth_format const& format) {
+  // the BF16 release of Llama-4 is fused, though its FP8 one is not
+  bool const fused = family.schemas.contains(key_schema::k7);
+  if (format.row == nullptr && fused) return key_schema::k7;
   for (int i = 0; i < key_schema_count; ++i) {
     auto const schema = static_cast<key_schema>(i);
     if (format.row == nullptr) {

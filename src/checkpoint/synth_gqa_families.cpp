@@ -107,7 +107,7 @@ constexpr synth_family families[] = {
      "model.layers.",
      mtp_naming::none,
      "",
-     "hidden=2048 inter=1024 experts=64 top_k=8 layers=16 heads=16 kv_heads=16 head_dim=128 "
+     "hidden=2048 inter=1024 experts=64 top_k=8 layers=16 heads=16 kv_heads=16 whole_heads=1 "
      "vocab=50304",
      {ends, gqa, wide_norms, router},
      {R"("architectures": ["OlmoeForCausalLM"],

@@ -95,6 +95,9 @@ class planner {
     synth_extents& extents = plan_.extents;
     extents.set("mtp", with_mtp_ ? 1 : 0);
     if (extents.get("kv_heads", 0) == 0) extents.set("kv_heads", extents.at("heads"));
+    if (extents.get("whole_heads", 0) > 0) {
+      extents.set("head_dim", extents.at("hidden") / extents.at("heads"));
+    }
     if (index_t const head = extents.get("head_dim", 0); head > 0) extents.set("rotary", head / 2);
     if (index_t const groups = extents.get("o_groups", 0); groups > 0) {
       extents.set("per_o_group", extents.at("heads") * extents.at("head_dim") / groups);

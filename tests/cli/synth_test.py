@@ -9,7 +9,7 @@ import unittest
 
 TOOL = os.environ.get("MOE64_TOOL", "build/release/bin/moe64")
 OK, FAILED, USAGE = 0, 1, 2
-SMALL = ("--scale-down", "64", "--layers", "3")
+SMALL = ("--scale-down", "64", "--layers", "4")
 
 
 class Synth(unittest.TestCase):
@@ -64,7 +64,14 @@ class Synth(unittest.TestCase):
         self.tool(OK, "synth", self.folder / "it", "--like", "qwen3-30b", *SMALL)
         self.tool(OK, "run", self.folder / "it", "--layer", "1", "--tokens", "8")
 
-    def test_every_fault_is_made_and_those_of_files_are_seen(self):
+    def test_check_finds_nothing_in_a_model_of_each_kind_of_scale(self):
+        for like in ("glm-4.7-flash", "deepseek-v3.1", "kimi-k2-thinking", "gpt-oss", "mixtral", "qwen3-30b-nvfp4",
+                     "qwen3.8-nvfp4", "minimax-m3", "llama-4-fbgemm", "mistral-large-3"):
+            with self.subTest(like=like):
+                self.tool(OK, "synth", self.folder / like, "--like", like, *SMALL)
+                self.tool(OK, "check", self.folder / like)
+
+    def test_every_fault_is_caught_by_check_and_those_of_files_by_inspect(self):
         for fault in self.json(OK, "synth", "--list")["faults"]:
             kind = fault["kind"]
             with self.subTest(kind=kind):
@@ -72,6 +79,8 @@ class Synth(unittest.TestCase):
                 self.assertEqual(made["fault"]["kind"], kind)
                 done = subprocess.run([TOOL, "inspect", self.folder / kind], capture_output=True, text=True)
                 self.assertEqual(done.returncode == OK, fault["value"], done.stdout + done.stderr)
+                done = subprocess.run([TOOL, "check", self.folder / kind], capture_output=True, text=True)
+                self.assertNotEqual(done.returncode, OK, done.stdout + done.stderr)
 
     def test_refusals(self):
         (self.folder / "full").mkdir()

@@ -30,7 +30,7 @@ def models():
 def synth(folder, like, *arguments, name=None):
     """A small checkpoint below the folder; its path."""
     path = pathlib.Path(folder) / (name or like)
-    run("synth", path, "--like", like, "--scale-down", "64", "--layers", "3", *arguments)
+    run("synth", path, "--like", like, "--scale-down", "64", "--layers", "4", *arguments)
     return path
 
 

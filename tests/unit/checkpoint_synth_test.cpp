@@ -36,7 +36,7 @@ synth_options small(std::string like, std::string dialect = {}) {
   options.like = std::move(like);
   options.dialect = std::move(dialect);
   options.scale_down = 64;
-  options.layers = 3;
+  options.layers = 4;
   return options;
 }
 
@@ -217,9 +217,10 @@ TEST(synth, first_moe_layer_of_glm_flash_is_left_in_bf16) {
   make(where, small("glm-4.7-flash"));
   folder const files = folder::open(where.file("made"));
   resolved_checkpoint const resolved = checkpoint::resolve(files);
-  ASSERT_EQ(resolved.layers.size(), 2U);
+  ASSERT_EQ(resolved.layers.size(), 3U);
   EXPECT_EQ(resolved.layers[0].dialect, "plain");
   EXPECT_EQ(resolved.layers[1].dialect, "D6");
+  EXPECT_EQ(resolved.layers[2].dialect, "D6");
 }
 
 TEST(synth, mtp_layers_are_numbered_or_named_as_the_model_does) {
