@@ -32,6 +32,13 @@ function(moe64_room name)
   if(name STREQUAL "cpu" AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(FILTER sources EXCLUDE REGEX "_(amx|bf16|vbmi|vnni)[a-z_]*\\.cpp$") # instruction sets of x86
   endif()
+  if(name STREQUAL "cuda")
+    if(MOE64_HAVE_CUDA)
+      list(FILTER sources EXCLUDE REGEX "/runtime_absent\\.cpp$")
+    else() # no kernels: what remains answers that there are no devices, and is tested with a runtime of its own
+      list(FILTER sources INCLUDE REGEX "/(device|launch|memory|runtime_absent)\\.cpp$")
+    endif()
+  endif()
   if(NOT sources)
     return()
   endif()
@@ -45,8 +52,12 @@ function(moe64_room name)
     target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>")
   elseif(name STREQUAL "checkpoint")
     target_link_libraries(${target} PRIVATE nlohmann_json::nlohmann_json)
-  elseif(name STREQUAL "cuda")
-    target_link_libraries(${target} PRIVATE CUDA::cudart)
+  elseif(name STREQUAL "cuda" AND MOE64_HAVE_CUDA)
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::nvtx3)
+    # -fmad=false is the -ffp-contract=off of device code; relaxed constexpr lets kernels use the codecs of core.
+    target_compile_options(
+      ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false;-lineinfo;--threads=2>"
+                        "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all;--Werror=all-warnings>")
   endif()
   set_property(GLOBAL APPEND PROPERTY MOE64_ROOM_OBJECTS $<TARGET_OBJECTS:${target}>)
 endfunction()

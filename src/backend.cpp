@@ -1,12 +1,25 @@
 #include "backend.hpp"
 
 #include "core/fail.hpp"
+#include "moe64/cuda.hpp"
 
 namespace moe64 {
 
 backend const& backend_of(moe64::device where) {
   if (where.kind == device_kind::cpu) return cpu_backend();
-  fail(errc::unsupported, "[device] {}: this build of moe64 has no CUDA backend", to_string(where));
+  support const answer = cuda_support();
+  if (!answer) {
+    fail(errc::unsupported, "[device] {} cannot be used: {}", to_string(where), answer.reason());
+  }
+  if (where.ordinal < 0 || where.ordinal >= cuda_device_count()) {
+    fail(errc::unsupported, "[device] there is no {}: this machine has {} CUDA devices",
+         to_string(where), cuda_device_count());
+  }
+#ifdef MOE64_HAVE_CUDA
+  return cuda_backend();
+#else
+  fail(errc::internal, "[device] {}: a build without CUDA has found a device", to_string(where));
+#endif
 }
 
 }  // namespace moe64

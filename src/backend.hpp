@@ -42,6 +42,8 @@ struct backend {
 
 /// src/cpu/table.cpp
 [[nodiscard]] backend const& cpu_backend();
+/// src/cuda/table.cpp, in builds with MOE64_HAVE_CUDA
+[[nodiscard]] backend const& cuda_backend();
 
 /// The backend of a device; errc::unsupported when this build has none for it.
 [[nodiscard]] backend const& backend_of(moe64::device where);

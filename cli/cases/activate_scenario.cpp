@@ -39,7 +39,7 @@ class activate_scenario final : public scenario {
     backward_.up = forward_.up;
     backward_.live_rows = forward_.live_rows;
     backward_.d_out = plain_rows(s, "d_out", tensor_id::dy, capacity, routed_.live(), p.inter);
-    if (p.weight_on == weight_placement::output) backward_.weighted_by = &plan_;
+    if (p.weight_on == weight_placement::output) backward_.weighted_by = plan_;
     fused_gradient_ =
         s.memory.tensor("d_gate_up", purpose::output, p.io, {capacity, parts * p.inter});
     backward_.d_gate = part_of(fused_gradient_, 0);
@@ -103,7 +103,7 @@ class activate_scenario final : public scenario {
   }
 
   [[nodiscard]] std::vector<expectation> expected(index_t row) const {
-    double const weight = backward_.weighted_by != nullptr ? routed_.weight_of(row) : 1.0;
+    double const weight = backward_.weighted_by.present() ? routed_.weight_of(row) : 1.0;
     double const width = std::sqrt(static_cast<double>(s_.p.inter));
     std::vector<expectation> all(s_.p.backward && forward_.up.present() ? 2 : 1);
     for (expectation& e : all)

@@ -25,6 +25,7 @@ enum class errc : int {
   malformed_file = 12,      ///< a file that breaks a rule of its format
   io_failure = 13,          ///< a file that could not be read or written, or changed meanwhile
   interrupted = 14,         ///< the caller's own progress report asked to stop
+  device_failure = 15,      ///< a GPU or its driver reported an error
 };
 
 /// The stable name of a code, such as "shape_mismatch".

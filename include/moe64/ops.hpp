@@ -237,13 +237,13 @@ MOE64_API void activate(activate_args const& args, stream where);
 /// `weighted_by`, d_out of a row is first multiplied by the weight of its slot.
 struct activate_backward_args {
   activation_spec activation = {};
-  tensor_view gate;                           ///< [rows, inter], as in forward
-  tensor_view up = {};                        ///< [rows, inter], or absent when not gated
-  tensor_view d_out;                          ///< [rows, inter] f32, bf16, f16
-  routing_plan const* weighted_by = nullptr;  ///< not owned
-  tensor_view live_rows = {};                 ///< [1] int64 or absent
-  tensor_view d_gate;                         ///< out: [rows, inter] f32, bf16, f16
-  tensor_view d_up = {};                      ///< out: [rows, inter], or absent when not gated
+  tensor_view gate;               ///< [rows, inter], as in forward
+  tensor_view up = {};            ///< [rows, inter], or absent when not gated
+  tensor_view d_out;              ///< [rows, inter] f32, bf16, f16
+  routing_plan weighted_by = {};  ///< or absent
+  tensor_view live_rows = {};     ///< [1] int64 or absent
+  tensor_view d_gate;             ///< out: [rows, inter] f32, bf16, f16
+  tensor_view d_up = {};          ///< out: [rows, inter], or absent when not gated
   std::string_view implementation = {};
 };
 MOE64_API void activate_backward(activate_backward_args const& args, stream where);

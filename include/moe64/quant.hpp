@@ -97,6 +97,15 @@ class MOE64_API quantized_view {
   [[nodiscard]] global_scale const& global() const noexcept { return global_; }
   [[nodiscard]] granularity const& layout() const noexcept { return layout_; }
 
+  /// visit(name, tensor_view&) for values, scales and global, absent ones too: for moving the
+  /// arrays to other memory. Data and device may change, nothing else.
+  template <class Visit>
+  void for_each_array(Visit const& visit) {
+    visit("values", values_);
+    visit("scales", scales_);
+    visit("global", global_.values);
+  }
+
  private:
   tensor_view values_;
   tensor_view scales_;
@@ -143,6 +152,12 @@ class MOE64_API weight_stack {
   [[nodiscard]] bool is_plain() const noexcept { return part_[0].is_plain(); }
   [[nodiscard]] granularity const& layout() const noexcept { return part_[0].layout(); }
   [[nodiscard]] moe64::device device() const noexcept { return part_[0].values().device; }
+
+  /// visit(quantized_view&) for each part: see quantized_view::for_each_array.
+  template <class Visit>
+  void for_each_part(Visit const& visit) {
+    for (int i = 0; i < parts_; ++i) visit(part_[i]);
+  }
 
  private:
   quantized_view part_[2];

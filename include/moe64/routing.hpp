@@ -24,7 +24,8 @@ struct routing_plan {
   tensor_view slot_weight;   ///< [tokens * top_k] f32; 0 for a slot without a row
   tensor_view status;        ///< [plan_status::count] int64
 
-  [[nodiscard]] index_t slots() const noexcept { return slot_to_row.extent[0]; }
+  [[nodiscard]] constexpr bool present() const noexcept { return expert_begin.present(); }
+  [[nodiscard]] constexpr index_t slots() const noexcept { return slot_to_row.extent[0]; }
   /// [1] int64: the number of rows, where it is known, on the device.
   [[nodiscard]] tensor_view live_rows() const {
     return expert_begin.slice(0, experts, experts + 1);

@@ -33,7 +33,7 @@ struct tensor_view {
                                                         std::initializer_list<index_t> extents,
                                                         moe64::device where = {});
 
-  [[nodiscard]] bool present() const noexcept { return rank != 0; }
+  [[nodiscard]] constexpr bool present() const noexcept { return rank != 0; }
 
   /// Number of elements; checked.
   [[nodiscard]] MOE64_API index_t size() const;

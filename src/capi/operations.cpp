@@ -129,13 +129,14 @@ activate_args to_cpp(moe64_activate_args const& given, argument const& at) {
           .implementation = optional_text(given.implementation)};
 }
 
-/// All but weighted_by, which needs a plan that outlives the conversion.
 activate_backward_args to_cpp(moe64_activate_backward_args const& given, argument const& at) {
   return {.activation = to_cpp(given.activation, at["activation"]),
           .gate = to_cpp(given.gate, at["gate"]),
           .up = to_cpp(given.up, at["up"]),
           .d_out = to_cpp(given.d_out, at["d_out"]),
-          .weighted_by = nullptr,
+          .weighted_by = given.weighted_by != nullptr
+                             ? to_cpp(*given.weighted_by, at["weighted_by"])
+                             : routing_plan{},
           .live_rows = to_cpp(given.live_rows, at["live_rows"]),
           .d_gate = to_cpp(given.d_gate, at["d_gate"]),
           .d_up = to_cpp(given.d_up, at["d_up"]),
@@ -234,17 +235,7 @@ moe64_status moe64_activate(const moe64_activate_args* args, moe64_stream stream
 
 moe64_status moe64_activate_backward(const moe64_activate_backward_args* args,
                                      moe64_stream stream) {
-  return guarded([&] {
-    argument const at("activate_backward");
-    auto const given = sized_copy(args, at["args"]);
-    moe64::activate_backward_args operands = to_cpp(given, at);
-    moe64::routing_plan plan;
-    if (given.weighted_by != nullptr) {
-      plan = to_cpp(*given.weighted_by, at["weighted_by"]);
-      operands.weighted_by = &plan;
-    }
-    moe64::activate_backward(operands, to_cpp(stream, at["stream"]));
-  });
+  return run("activate_backward", moe64::activate_backward, args, stream);
 }
 
 }  // extern "C"

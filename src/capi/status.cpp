@@ -36,6 +36,7 @@ static_assert(MOE64_INTERNAL == static_cast<int>(errc::internal));
 static_assert(MOE64_MALFORMED_FILE == static_cast<int>(errc::malformed_file));
 static_assert(MOE64_IO_FAILURE == static_cast<int>(errc::io_failure));
 static_assert(MOE64_INTERRUPTED == static_cast<int>(errc::interrupted));
+static_assert(MOE64_DEVICE_FAILURE == static_cast<int>(errc::device_failure));
 
 }  // namespace
 

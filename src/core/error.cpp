@@ -36,6 +36,8 @@ std::string_view name(errc code) noexcept {
       return "io_failure";
     case errc::interrupted:
       return "interrupted";
+    case errc::device_failure:
+      return "device_failure";
   }
   return "unknown";
 }

@@ -25,6 +25,14 @@ void print_executed(char const* operation, moe64::device where, char const* impl
              stderr);
 }
 
+void print_launched(char const* operation, moe64::device where, char const* kernel, index_t blocks,
+                    index_t threads, index_t shared_bytes) {
+  std::fputs(fmt::format("moe64,launch,{},{},{},blocks={} threads={} shared={}\n", operation,
+                         to_string(where), kernel, blocks, threads, shared_bytes)
+                 .c_str(),
+             stderr);
+}
+
 void print_refused(char const* operation, moe64::device where, char const* implementation,
                    std::string const& reason) {
   std::fputs(fmt::format("moe64,refused,{},{},{},{}\n", operation, to_string(where), implementation,

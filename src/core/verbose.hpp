@@ -1,11 +1,12 @@
 #pragma once
 
 #include "moe64/device.hpp"
+#include "moe64/index.hpp"
 
 #include <string>
 
 /// MOE64_VERBOSE=1 prints one line per executed operation on stderr, =2 also each implementation
-/// that was refused:
+/// that was refused and each kernel that was launched:
 ///   moe64,exec,grouped_gemm,cpu,reference,op=grouped_gemm tokens=...,0.183ms
 /// The problem part can be given to `moe64 verify` and `moe64 bench` as it is.
 namespace moe64 {
@@ -15,6 +16,9 @@ namespace moe64 {
 
 void print_executed(char const* operation, moe64::device where, char const* implementation,
                     std::string const& problem, double milliseconds);
+/// One kernel of an operation, queued; level 2.
+void print_launched(char const* operation, moe64::device where, char const* kernel, index_t blocks,
+                    index_t threads, index_t shared_bytes);
 void print_refused(char const* operation, moe64::device where, char const* implementation,
                    std::string const& reason);
 

@@ -121,7 +121,8 @@ void activate_reference(activate_args const& args, stream where) {
 void activate_backward_reference(activate_backward_args const& args, stream where) {
   index_t const rows = count_rows("activate_backward", args.live_rows, args.gate.extent[0]);
   bool const gated = is_gated(args.activation.kind);
-  routing_plan const* const plan = args.weighted_by;
+  routing_plan const& plan = args.weighted_by;
+  bool const weighted = plan.present();
   for_each_run(where, rows, args.gate.extent[1], [&](index_t row, index_t col, index_t count) {
     float gate[run_length];
     float up[run_length] = {};
@@ -130,12 +131,12 @@ void activate_backward_reference(activate_backward_args const& args, stream wher
     if (gated) load_row(row_of(args.up, row), col, count, up);
     load_row(row_of(args.d_out, row), col, count, d_out);
     float weight = 1.0F;
-    if (plan != nullptr) {
-      weight = as<float, 1>(plan->slot_weight)(as<std::int64_t, 1>(plan->row_to_slot)(row));
+    if (weighted) {
+      weight = as<float, 1>(plan.slot_weight)(as<std::int64_t, 1>(plan.row_to_slot)(row));
     }
     for (index_t i = 0; i < count; ++i) {
       factors const f = factors_of(args.activation, gate[i], up[i]);
-      float const d = plan != nullptr ? weight * d_out[i] : d_out[i];
+      float const d = weighted ? weight * d_out[i] : d_out[i];
       gate[i] = d * f.second.value * f.first.slope;
       up[i] = d * f.first.value * f.second.slope;
     }

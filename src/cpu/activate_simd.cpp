@@ -348,12 +348,12 @@ void activate_backward_simd(activate_backward_args const& args, stream where);
 void activate_backward_simd(activate_backward_args const& args, stream where) {
   index_t const rows = count_rows("activate_backward", args.live_rows, args.gate.extent[0]);
   index_t const inter = args.gate.extent[1];
-  routing_plan const* const plan = args.weighted_by;
+  routing_plan const& plan = args.weighted_by;
   bool const streamed = is_streamed(args.d_gate.type, rows * inter);
   index_t const bytes = 5 * bits(args.gate.type) / 8;
   auto const weight_of = [&](index_t row) {
-    if (plan == nullptr) return 1.0F;
-    return as<float, 1>(plan->slot_weight)(as<std::int64_t, 1>(plan->row_to_slot)(row));
+    if (!plan.present()) return 1.0F;
+    return as<float, 1>(plan.slot_weight)(as<std::int64_t, 1>(plan.row_to_slot)(row));
   };
   visit_kind(args.activation.kind, [&](auto kind) {
     for_each_run(where, rows, inter, bytes, streamed, [&](index_t row) {

@@ -109,7 +109,7 @@ void backward(layer_desc const& layer, backward_args const& args, stream where) 
                      .gate = gate,
                      .up = up,
                      .d_out = b.d_inner,
-                     .weighted_by = on_output ? &rows : nullptr,
+                     .weighted_by = on_output ? rows : routing_plan{},
                      .live_rows = rows.live_rows(),
                      .d_gate = b.d_gate_up.slice(1, 0, inter),
                      .d_up = gated ? b.d_gate_up.slice(1, inter, 2 * inter) : tensor_view{}},

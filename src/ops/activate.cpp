@@ -46,9 +46,9 @@ void activate_backward(activate_backward_args const& args, stream where) {
   check.require(args.d_up.present() == args.up.present(),
                 fmt::format("up is {}, but d_up is {}", to_string(args.up), to_string(args.d_up)));
   if (args.d_up.present()) check.number("d_up", args.d_up, {rows, inter});
-  if (args.weighted_by != nullptr) {
-    check.plan(*args.weighted_by);
-    check.equal("rows of gate", rows, "tokens * top_k of weighted_by", args.weighted_by->slots());
+  if (args.weighted_by.present()) {
+    check.plan(args.weighted_by);
+    check.equal("rows of gate", rows, "tokens * top_k of weighted_by", args.weighted_by.slots());
   }
   for (auto const& [label, output] :
        {std::pair{"d_gate", &args.d_gate}, std::pair{"d_up", &args.d_up}}) {
@@ -58,7 +58,7 @@ void activate_backward(activate_backward_args const& args, stream where) {
     check.no_overlap(label, *output, "up", args.up);
     check.no_overlap(label, *output, "d_out", args.d_out);
     check.no_overlap(label, *output, "live_rows", args.live_rows);
-    if (args.weighted_by != nullptr) check.no_overlap(label, *output, *args.weighted_by);
+    if (args.weighted_by.present()) check.no_overlap(label, *output, args.weighted_by);
   }
   check.no_overlap("d_gate", args.d_gate, "d_up", args.d_up);
   dispatch(args, where);

@@ -102,7 +102,7 @@ TEST_P(activate_gradient, of_gate_and_up) {
       args.up = up;
       args.d_up = d_up;
     }
-    if (weighted) args.weighted_by = &plan.plan;
+    if (weighted) args.weighted_by = plan.plan;
     auto const loss = [&] {
       double sum = 0.0;
       for (index_t r = 0; r < live; ++r) {

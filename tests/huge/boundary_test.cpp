@@ -301,7 +301,7 @@ TEST(huge_boundary, activate_backward) {
                                 .gate = v[5],
                                 .up = v[6],
                                 .d_out = v[7],
-                                .weighted_by = &plan,
+                                .weighted_by = plan,
                                 .d_gate = v[8],
                                 .d_up = v[9]},
                                cpu_stream());

@@ -227,7 +227,7 @@ TEST(activate_backward, every_kind_against_the_oracle) {
                                  in.gate,
                                  gated ? in.up.view() : tensor_view{},
                                  d_out,
-                                 nullptr,
+                                 {},
                                  {},
                                  out.d_gate,
                                  out.d_up},
@@ -264,8 +264,7 @@ TEST(activate_backward, nothing_flows_through_an_active_clamp) {
   d_out.fill([](index_t, index_t, index_t) { return 1.0; });
   for (activation const kind : {activation::gptoss_glu, activation::clamped_silu_glu}) {
     test_tensor const d_gate(dtype::f32, {1, 6}), d_up(dtype::f32, {1, 6});
-    activate_backward({{kind, 1.702F, 3.0F}, gate, up, d_out, nullptr, {}, d_gate, d_up},
-                      cpu_stream());
+    activate_backward({{kind, 1.702F, 3.0F}, gate, up, d_out, {}, {}, d_gate, d_up}, cpu_stream());
     for (index_t c = 0; c < 6; ++c) {
       EXPECT_EQ(d_gate.get(0, c) == 0.0, c == 1) << name(kind) << " " << c;
       EXPECT_EQ(d_up.get(0, c) == 0.0, c == 4 || c == 5) << name(kind) << " " << c;
@@ -285,7 +284,7 @@ TEST(activate_backward, large_arguments_have_the_slope_of_their_asymptote) {
       backward_outputs const out(dtype::f32, 1, 1, gated);
       activation_spec const spec{kind, 1.702F, 7.0F};
       activate_backward(
-          {spec, gate, gated ? up.view() : tensor_view{}, d_out, nullptr, {}, out.d_gate, out.d_up},
+          {spec, gate, gated ? up.view() : tensor_view{}, d_out, {}, {}, out.d_gate, out.d_up},
           cpu_stream());
       auto const expected = oracle::activate_backward(spec, gate.get(0, 0), 1.0, 1.0);
       EXPECT_NEAR(out.d_gate.get(0, 0), expected.gate, 1e-6) << name(kind) << " at " << x;
@@ -306,7 +305,7 @@ TEST(activate_backward, weights_of_slots_multiply_the_gradient_first) {
     up.fill_uniform(5, -3, 3);
     d_out.fill_uniform(6);
     test_tensor const d_gate(type, {12, 9}), d_up(type, {12, 9});
-    activate_backward({{}, gate, up, d_out, &p.plan, p.plan.live_rows(), d_gate, d_up},
+    activate_backward({{}, gate, up, d_out, p.plan, p.plan.live_rows(), d_gate, d_up},
                       cpu_stream());
     // The same with d_out multiplied beforehand, in f32, where nothing is rounded in between.
     test_tensor weighted(dtype::f32, {12, 9});
@@ -316,7 +315,7 @@ TEST(activate_backward, weights_of_slots_multiply_the_gradient_first) {
       return oracle::round_to(p.slot_weight.get(slot) * d_out.get(r, c), dtype::f32);
     });
     test_tensor const d_gate_too(type, {12, 9}), d_up_too(type, {12, 9});
-    activate_backward({{}, gate, up, weighted, nullptr, p.plan.live_rows(), d_gate_too, d_up_too},
+    activate_backward({{}, gate, up, weighted, {}, p.plan.live_rows(), d_gate_too, d_up_too},
                       cpu_stream());
     EXPECT_EQ(d_gate.bytes(), d_gate_too.bytes());
     EXPECT_EQ(d_up.bytes(), d_up_too.bytes());
@@ -336,7 +335,7 @@ TEST(activate_backward, a_nan_weight_gives_nan_whatever_its_payload) {
     d_out.fill_uniform(6, 1, 2);
     test_tensor d_gate(type, {4, 70}), d_up(type, {4, 70});
     for_each_implementation(
-        activate_backward_args{{}, gate, up, d_out, &p.plan, p.plan.live_rows(), d_gate, d_up},
+        activate_backward_args{{}, gate, up, d_out, p.plan, p.plan.live_rows(), d_gate, d_up},
         [&](activate_backward_args const& args) {
           d_gate.fill_uniform(7);
           d_up.fill_uniform(8);
@@ -354,9 +353,9 @@ TEST(activate_backward, gradients_may_be_written_interleaved) {
   d_out.fill_uniform(3);
   test_tensor const fused(dtype::bf16, {5, 16}), d_gate(dtype::bf16, {5, 8}),
       d_up(dtype::bf16, {5, 8});
-  activate_backward({{}, gate, up, d_out, nullptr, {}, d_gate, d_up}, cpu_stream());
+  activate_backward({{}, gate, up, d_out, {}, {}, d_gate, d_up}, cpu_stream());
   activate_backward(
-      {{}, gate, up, d_out, nullptr, {}, fused.view().every(1, 0, 2), fused.view().every(1, 1, 2)},
+      {{}, gate, up, d_out, {}, {}, fused.view().every(1, 0, 2), fused.view().every(1, 1, 2)},
       cpu_stream());
   for (index_t r = 0; r < 5; ++r) {
     for (index_t c = 0; c < 8; ++c) {
@@ -364,9 +363,8 @@ TEST(activate_backward, gradients_may_be_written_interleaved) {
       EXPECT_EQ(fused.code(r, 2 * c + 1), d_up.code(r, c));
     }
   }
-  EXPECT_MOE64_ERROR(
-      activate_backward({{}, gate, up, d_out, nullptr, {}, d_gate, {}}, cpu_stream()),
-      errc::invalid_argument, "d_up is (absent)");
+  EXPECT_MOE64_ERROR(activate_backward({{}, gate, up, d_out, {}, {}, d_gate, {}}, cpu_stream()),
+                     errc::invalid_argument, "d_up is (absent)");
 }
 
 }  // namespace

@@ -25,8 +25,9 @@ enum {
   MOE64_OUT_OF_MEMORY = 10,       ///< the system gave no memory or no thread
   MOE64_INTERNAL = 11,            ///< a broken promise of moe64 itself; please report it
   MOE64_MALFORMED_FILE = 12,      ///< a file that breaks a rule of its format
-  MOE64_IO_FAILURE = 13,   ///< a file that could not be read or written, or changed meanwhile
-  MOE64_INTERRUPTED = 14,  ///< the caller's own progress report asked to stop
+  MOE64_IO_FAILURE = 13,      ///< a file that could not be read or written, or changed meanwhile
+  MOE64_INTERRUPTED = 14,     ///< the caller's own progress report asked to stop
+  MOE64_DEVICE_FAILURE = 15,  ///< a GPU or its driver reported an error
 };
 
 /// The stable name of a status, "ok" or such as "shape_mismatch"; "unknown" for a number that is

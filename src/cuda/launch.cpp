@@ -1,0 +1,48 @@
+#include "cuda/launch.hpp"
+
+#include "core/verbose.hpp"
+
+#include <algorithm>
+
+namespace moe64::cuda {
+
+launcher::launcher(char const* operation, stream where)
+    : operation_(operation), where_(where), guard_(operation, where.device) {
+  check_stream(operation, where);
+  the_runtime().push_range(operation);
+}
+
+launcher::~launcher() { the_runtime().pop_range(); }
+
+void launcher::launch(char const* kernel, void const* function, grid const& shape,
+                      void const* parameters) {
+  if (shape.blocks == 0) return;
+  launch_config const config = {.function = function,
+                                .blocks = narrow<unsigned>(shape.blocks),
+                                .threads = narrow<unsigned>(shape.threads),
+                                .shared_bytes = narrow<unsigned>(shape.shared_bytes),
+                                .stream = where_.handle,
+                                .parameters = parameters};
+  check(the_runtime().launch(config), operation_, where_.device);
+  if (verbose_level() >= 2) {
+    print_launched(operation_, where_.device, kernel, shape.blocks, shape.threads,
+                   shape.shared_bytes);
+  }
+}
+
+void launcher::fill(void* data, int byte, index_t bytes) {
+  if (bytes == 0) return;
+  check(the_runtime().fill(data, byte, bytes, where_.handle), operation_, where_.device);
+}
+
+index_t launcher::multiprocessors() const {
+  int count = 0;
+  check(the_runtime().multiprocessors(where_.device.ordinal, &count), operation_, where_.device);
+  return count;
+}
+
+index_t launcher::blocks_for(index_t tasks, index_t blocks_each) const {
+  return std::min(tasks, multiprocessors() * blocks_each);
+}
+
+}  // namespace moe64::cuda

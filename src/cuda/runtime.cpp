@@ -1,0 +1,125 @@
+#include "cuda/runtime.hpp"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <algorithm>
+#include <cstring>
+#include <cuda_runtime_api.h>
+#include <iterator>
+
+namespace moe64::cuda {
+namespace {
+
+cudaStream_t as_stream(void* handle) { return static_cast<cudaStream_t>(handle); }
+cudaEvent_t as_event(void* handle) { return static_cast<cudaEvent_t>(handle); }
+std::size_t as_size(index_t bytes) { return static_cast<std::size_t>(bytes); }
+
+status get_properties(int device, device_properties* properties) {
+  cudaDeviceProp all;
+  status const code = cudaGetDeviceProperties(&all, device);
+  if (code != cudaSuccess) return code;
+  static_assert(sizeof(all.name) == sizeof(properties->name));
+  std::copy(std::begin(all.name), std::end(all.name), properties->name);
+  properties->major = all.major;
+  properties->minor = all.minor;
+  properties->multiprocessors = all.multiProcessorCount;
+  properties->memory_bytes = static_cast<index_t>(all.totalGlobalMem);
+  return cudaSuccess;
+}
+
+status get_owner(void const* pointer, memory_owner* owner) {
+  cudaPointerAttributes attributes = {};
+  status const code = cudaPointerGetAttributes(&attributes, pointer);
+  if (code != cudaSuccess) return code;
+  owner->device = attributes.device;
+  switch (attributes.type) {
+    case cudaMemoryTypeDevice:
+      owner->where = memory_owner::kind::device;
+      break;
+    case cudaMemoryTypeManaged:
+      owner->where = memory_owner::kind::managed;
+      break;
+    default:
+      owner->where = memory_owner::kind::host;
+  }
+  return cudaSuccess;
+}
+
+status launch_kernel(launch_config const& config) {
+  // What a kernel may have without asking; more must be granted to the function first.
+  constexpr unsigned shared_without_asking = 48U << 10;
+  if (config.shared_bytes > shared_without_asking) {
+    status const code =
+        cudaFuncSetAttribute(config.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(config.shared_bytes));  // narrow-ok: under 256 KiB
+    if (code != cudaSuccess) return code;
+  }
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = dim3(config.blocks);
+  launch.blockDim = dim3(config.threads);
+  launch.dynamicSmemBytes = config.shared_bytes;
+  launch.stream = as_stream(config.stream);
+  void* arguments[] = {const_cast<void*>(config.parameters)};
+  return cudaLaunchKernelExC(&launch, config.function, arguments);
+}
+
+}  // namespace
+
+runtime const& the_runtime() {
+  static constexpr runtime table = {
+      .device_count = [](int* count) -> status { return cudaGetDeviceCount(count); },
+      .get_device = [](int* device) -> status { return cudaGetDevice(device); },
+      .set_device = [](int device) -> status { return cudaSetDevice(device); },
+      .properties = get_properties,
+      .multiprocessors = [](int device, int* count) -> status {
+        return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
+      },
+      .memory_free = [](index_t* bytes) -> status {
+        std::size_t available = 0, total = 0;
+        status const code = cudaMemGetInfo(&available, &total);
+        *bytes = static_cast<index_t>(available);
+        return code;
+      },
+      .owner = get_owner,
+      .stream_device = [](void* stream, int* device) -> status {
+        return cudaStreamGetDevice(as_stream(stream), device);
+      },
+      .launch = launch_kernel,
+      .fill = [](void* data, int byte, index_t bytes, void* stream) -> status {
+        return cudaMemsetAsync(data, byte, as_size(bytes), as_stream(stream));
+      },
+      .copy = [](void* to, void const* from, index_t bytes, void* stream) -> status {
+        return cudaMemcpyAsync(to, from, as_size(bytes), cudaMemcpyDefault, as_stream(stream));
+      },
+      .allocate = [](void** data, index_t bytes) -> status {
+        return cudaMalloc(data, as_size(bytes));
+      },
+      .release = [](void* data) -> status { return cudaFree(data); },
+      .create_stream = [](void** stream) -> status {
+        return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream),
+                                         cudaStreamNonBlocking);
+      },
+      .destroy_stream = [](void* stream) -> status { return cudaStreamDestroy(as_stream(stream)); },
+      .wait = [](void* stream) -> status { return cudaStreamSynchronize(as_stream(stream)); },
+      .create_event = [](void** event) -> status {
+        return cudaEventCreate(reinterpret_cast<cudaEvent_t*>(event));
+      },
+      .destroy_event = [](void* event) -> status { return cudaEventDestroy(as_event(event)); },
+      .record = [](void* event, void* stream) -> status {
+        return cudaEventRecord(as_event(event), as_stream(stream));
+      },
+      .elapsed = [](void* begin, void* end, float* milliseconds) -> status {
+        status const code = cudaEventSynchronize(as_event(end));
+        if (code != cudaSuccess) return code;
+        return cudaEventElapsedTime(milliseconds, as_event(begin), as_event(end));
+      },
+      .take_error = []() -> status { return cudaGetLastError(); },
+      .error_name = [](status code) { return cudaGetErrorName(static_cast<cudaError_t>(code)); },
+      .error_text = [](status code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); },
+      .push_range = [](char const* name) { nvtxRangePushA(name); },
+      .pop_range = [] { nvtxRangePop(); },
+  };
+  return table;
+}
+
+}  // namespace moe64::cuda

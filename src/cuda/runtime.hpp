@@ -1,0 +1,72 @@
+#pragma once
+
+#include "moe64/index.hpp"
+
+/// The few functions of the CUDA runtime that moe64 uses, as a table of plain C++: everything of
+/// this room but the kernels compiles without CUDA's headers, and tests put a machine of eight
+/// devices in its place.
+namespace moe64::cuda {
+
+/// A cudaError_t; 0 is success.
+using status = int;
+
+/// Who owns the memory that a pointer points to.
+struct memory_owner {
+  enum class kind { host, device, managed };
+  kind where = kind::host;
+  int device = -1;
+};
+
+struct device_properties {
+  char name[256] = {};
+  int major = 0, minor = 0;  ///< compute capability
+  int multiprocessors = 0;
+  index_t memory_bytes = 0;
+};
+
+/// One kernel launch. Every kernel of moe64 takes one struct by value and a grid of one dimension.
+struct launch_config {
+  void const* function = nullptr;
+  unsigned blocks = 0;
+  unsigned threads = 0;
+  unsigned shared_bytes = 0;
+  void* stream = nullptr;
+  void const* parameters = nullptr;
+};
+
+struct runtime {
+  status (*device_count)(int* count);
+  status (*get_device)(int* device);
+  status (*set_device)(int device);
+  status (*properties)(int device, device_properties* properties);  ///< slow: a millisecond
+  status (*multiprocessors)(int device, int* count);
+  status (*memory_free)(index_t* bytes);  ///< of the current device
+
+  status (*owner)(void const* pointer, memory_owner* owner);
+  status (*stream_device)(void* stream, int* device);
+
+  status (*launch)(launch_config const& config);
+  status (*fill)(void* data, int byte, index_t bytes, void* stream);
+  status (*copy)(void* to, void const* from, index_t bytes, void* stream);  ///< any direction
+
+  status (*allocate)(void** data, index_t bytes);  ///< on the current device
+  status (*release)(void* data);
+  status (*create_stream)(void** stream);  ///< on the current device, beside the default stream
+  status (*destroy_stream)(void* stream);
+  status (*wait)(void* stream);
+  status (*create_event)(void** event);
+  status (*destroy_event)(void* event);
+  status (*record)(void* event, void* stream);
+  status (*elapsed)(void* begin, void* end, float* milliseconds);  ///< waits for `end`
+
+  status (*take_error)();  ///< the last error of this thread, which is then forgotten
+  char const* (*error_name)(status code);
+  char const* (*error_text)(status code);
+  void (*push_range)(char const* name);  ///< NVTX
+  void (*pop_range)();
+};
+
+/// The CUDA runtime; in a build without it every function reports an error.
+[[nodiscard]] runtime const& the_runtime();
+
+}  // namespace moe64::cuda

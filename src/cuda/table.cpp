@@ -1,0 +1,26 @@
+#include "cuda/operations.hpp"
+
+namespace moe64 {
+
+backend const& cuda_backend() {
+  static backend const table = {
+      .quantize = cuda::quantize_list(),
+      .dequantize = cuda::dequantize_list(),
+      .route = cuda::route_list(),
+      .route_backward = cuda::route_backward_list(),
+      .plan = cuda::plan_list(),
+      .gather = cuda::gather_list(),
+      .combine = cuda::combine_list(),
+      .slot_weight_gradient = cuda::slot_weight_gradient_list(),
+      .grouped_gemm = cuda::grouped_gemm_list(),
+      .grouped_gemm_wgrad = cuda::grouped_gemm_wgrad_list(),
+      .activate = cuda::activate_list(),
+      .activate_backward = cuda::activate_backward_list(),
+      .plan_scratch_bytes = cuda::plan_scratch_bytes,
+      .multiplies_float8 =
+          [] { return support::no("the CUDA kernels of this build multiply in 16 bits"); },
+  };
+  return table;
+}
+
+}  // namespace moe64
