@@ -1,0 +1,67 @@
+# --- the host side of CUDA, on a mock of its runtime: in every build ----------------------------------------------------
+
+file(GLOB host_tests CONFIGURE_DEPENDS cuda_host/*_test.cpp)
+if(NOT MOE64_HAVE_CUDA) # whole operations need the launchers
+  list(FILTER host_tests EXCLUDE REGEX "/door_[a-z_]*test\\.cpp$")
+endif()
+add_executable(moe64_cuda_host ${host_tests} cuda_host/mock_runtime.cpp)
+moe64_compile_options(moe64_cuda_host)
+target_link_libraries(moe64_cuda_host PRIVATE moe64_test_support GTest::gtest_main)
+moe64_gtest_program(moe64_cuda_host unit 120)
+add_dependencies(moe64_unit_suite moe64_cuda_host)
+
+if(NOT MOE64_HAVE_CUDA)
+  return()
+endif()
+
+# --- the suites of operations once more, for a CUDA device ----------------------------------------------------------------
+#
+# With MOE64_TEST_CUDA target() (tests/support/target.hpp) is the first CUDA device. Without one every test is skipped.
+# What is about the CPU alone (threads, vector widths, its codes, the reading of files) is left out.
+
+moe64_test_support_library(moe64_test_support_cuda MOE64_TEST_CUDA=1)
+
+function(moe64_cuda_objects name)
+  add_library(${name} OBJECT ${ARGN})
+  moe64_compile_options(${name})
+  target_link_libraries(${name} PRIVATE moe64_test_support_cuda)
+endfunction()
+
+# moe64_cuda_program(name seconds source...): on the real runtime, skipped as a whole where it has no device.
+function(moe64_cuda_program name label seconds)
+  add_executable(${name} ${ARGN} cuda/main.cpp)
+  moe64_compile_options(${name})
+  target_link_libraries(${name} PRIVATE moe64_test_support_cuda)
+  moe64_gtest_program(${name} ${label} ${seconds} RESOURCE_LOCK cuda)
+endfunction()
+
+# moe64_cuda_suite(name seconds source...): also as moe64_<name>_emulated, where the kernels are those of the CPU.
+function(moe64_cuda_suite name seconds)
+  moe64_cuda_objects(moe64_${name}_cuda_objects ${ARGN})
+  moe64_cuda_program(moe64_${name}_cuda cuda ${seconds} $<TARGET_OBJECTS:moe64_${name}_cuda_objects>)
+endfunction()
+
+file(
+  GLOB operations CONFIGURE_DEPENDS
+  unit/activate_test.cpp
+  unit/grouped_gemm*_test.cpp
+  unit/layer_*_test.cpp
+  unit/movement_test.cpp
+  unit/plan_test.cpp
+  unit/quantize_test.cpp
+  unit/regression_test.cpp
+  unit/route_test.cpp
+  unit/width_test.cpp)
+list(FILTER operations EXCLUDE REGEX "/grouped_gemm_width_test\\.cpp$")
+file(GLOB properties CONFIGURE_DEPENDS property/*_test.cpp)
+list(FILTER properties EXCLUDE REGEX "/threads_test\\.cpp$")
+file(GLOB gradients CONFIGURE_DEPENDS gradient/*_test.cpp)
+list(FILTER gradients EXCLUDE REGEX "/oracle_gradient_test\\.cpp$")
+moe64_cuda_suite(unit 300 ${operations})
+moe64_cuda_suite(property 600 ${properties})
+moe64_cuda_suite(gradient 300 ${gradients})
+
+file(GLOB card_tests CONFIGURE_DEPENDS cuda/*_test.cpp)
+if(card_tests)
+  moe64_cuda_program(moe64_cuda cuda 300 ${card_tests})
+endif()
