@@ -68,6 +68,7 @@ struct problem_case::state {
     (void)plan_scratch_bytes(1, 1, 1, p.device);
     check_size(p, memory.limit());
     scene = make_scenario({p, options.data, memory, options.executor, options.routings});
+    memory.upload();
   }
 
   problem p;
@@ -110,6 +111,8 @@ work problem_case::cost() const { return state_->scene->cost(); }
 
 index_t problem_case::workspace_bytes() const { return state_->memory.bytes(purpose::scratch); }
 
+index_t problem_case::device_bytes() const { return state_->memory.device_bytes(); }
+
 index_t problem_case::operand_bytes() const { return state_->memory.touched() - workspace_bytes(); }
 
 tensor_view problem_case::output(std::string_view name) const {
@@ -123,6 +126,8 @@ tensor_view problem_case::output(std::string_view name) const {
 }
 
 verification problem_case::verify(stream where, double budget, progress_report progress) const {
+  wait(where);
+  state_->memory.download();
   verification result;
   result.implementation = implementation(where);
   result.skipped_slots = state_->scene->skipped_slots();
