@@ -27,7 +27,7 @@ function(moe64_cuda_objects name)
   target_link_libraries(${name} PRIVATE moe64_test_support_cuda)
 endfunction()
 
-# moe64_cuda_program(name seconds source...): on the real runtime, skipped as a whole where it has no device.
+# moe64_cuda_program(name label seconds source...): on the real runtime, skipped as a whole where it has no device.
 function(moe64_cuda_program name label seconds)
   add_executable(${name} ${ARGN} cuda/main.cpp)
   moe64_compile_options(${name})
@@ -35,11 +35,22 @@ function(moe64_cuda_program name label seconds)
   moe64_gtest_program(${name} ${label} ${seconds} RESOURCE_LOCK cuda)
 endfunction()
 
-# moe64_cuda_suite(name seconds source...): also as moe64_<name>_emulated, where the kernels are those of the CPU.
+# moe64_cuda_suite(name seconds source...): moe64_<name>_cuda; also as moe64_<name>_emulated, on the mock runtime with
+# the kernels of the CPU, which shows without a card that calls are moved, refused and compared as they should be.
 function(moe64_cuda_suite name seconds)
   moe64_cuda_objects(moe64_${name}_cuda_objects ${ARGN})
   moe64_cuda_program(moe64_${name}_cuda cuda ${seconds} $<TARGET_OBJECTS:moe64_${name}_cuda_objects>)
+  set(emulated moe64_${name}_emulated)
+  add_executable(${emulated} $<TARGET_OBJECTS:moe64_${name}_cuda_objects> cuda_host/mock_runtime.cpp
+                             cuda_host/emulated_backend.cpp)
+  moe64_compile_options(${emulated})
+  target_link_libraries(${emulated} PRIVATE moe64_test_support_cuda GTest::gtest_main)
+  moe64_gtest_program(${emulated} emulated ${seconds} TEST_FILTER ${cpu_refuses})
 endfunction()
+
+# Where the CPU refuses what a device cannot see.
+set(cpu_refuses
+    "-*.other_ids_*:activate.only_live_rows:quantize.only_live_rows_are_read_and_written:*.ids_that_are_no_expert")
 
 file(
   GLOB operations CONFIGURE_DEPENDS
