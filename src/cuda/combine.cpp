@@ -1,8 +1,49 @@
+#include "cuda/kernels/combine.hpp"
+
+#include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
 namespace moe64::cuda {
+namespace {
 
-implementation_list<combine_args> combine_list() { return {}; }
-implementation_list<slot_weight_gradient_args> slot_weight_gradient_list() { return {}; }
+combine_parameters parameters_of(combine_args const& args) {
+  quantized_view const& rows = args.rows;
+  bool const divides = rows.global().applied == global_scale::direction::divide;
+  return {.rows = {rows.values(), rows.scales(), rows.global().values, divides,
+                   rows.layout().cols_per_scale(rows.cols())},
+          .plan = args.plan,
+          .weighted = args.weighted,
+          .y = args.y};
+}
+
+void run_reference(combine_args const& args, stream where) {
+  launcher on("combine", args, where);
+  on.launch(combine_reference_kernel(), {on.blocks_for(args.plan.tokens, 8), 256},
+            parameters_of(args));
+}
+
+slot_weight_gradient_parameters parameters_of(slot_weight_gradient_args const& args) {
+  return {args.left, args.right, args.bias_rows, args.bias, args.plan, args.d_weights};
+}
+
+void run_gradient_reference(slot_weight_gradient_args const& args, stream where) {
+  launcher on("slot_weight_gradient", args, where);
+  constexpr int threads = 256;
+  index_t const blocks = ceil_div(args.plan.slots(), threads / dot_lanes);
+  on.launch(slot_weight_gradient_reference_kernel(), {on.blocks_for(blocks, 8), threads},
+            parameters_of(args));
+}
+
+constexpr implementation<combine_args> combiners[] = {
+    {"reference", any_call<combine_args>, run_reference},
+};
+constexpr implementation<slot_weight_gradient_args> gradients[] = {
+    {"reference", any_call<slot_weight_gradient_args>, run_gradient_reference},
+};
+
+}  // namespace
+
+implementation_list<combine_args> combine_list() { return combiners; }
+implementation_list<slot_weight_gradient_args> slot_weight_gradient_list() { return gradients; }
 
 }  // namespace moe64::cuda

@@ -1,0 +1,96 @@
+#include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/number.cuh"
+
+namespace moe64::cuda {
+namespace {
+
+/// Number (row, col): a code times its scale.
+__device__ float load_scaled(scaled_rows const& rows, index_t row, index_t col) {
+  float const value = load_number(row_of(rows.values, 0, row), col);
+  if (!rows.scales.present()) return value;
+  float scale = load_number(row_of(rows.scales, 0, row), col / rows.cols_per_scale);
+  if (rows.global.present()) {
+    float const global = element<float>(rows.global, 0);
+    scale = rows.global_divides ? scale / global : scale * global;
+  }
+  return value * scale;
+}
+
+__global__ void combine_reference(combine_parameters const p) {
+  for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
+    row_view const y = row_of(p.y, token);
+    for (index_t col = threadIdx.x; col < p.y.extent[1]; col += blockDim.x) {
+      float sum = 0.0F;
+      for (index_t slot = token * p.plan.top_k; slot < (token + 1) * p.plan.top_k; ++slot) {
+        index_t const row = element<index_t>(p.plan.slot_to_row, slot);
+        if (row < 0) continue;
+        float const value = load_scaled(p.rows, row, col);
+        sum += p.weighted ? element<float>(p.plan.slot_weight, slot) * value : value;
+      }
+      store_float(y, col, sum);
+    }
+  }
+}
+
+// ---- slot_weight_gradient ----------------------------------------------------------------------
+
+/// The last expert that begins at or before the row; empty experts begin where the next one does.
+__device__ index_t expert_of_row(routing_plan const& plan, index_t row) {
+  index_t low = 0;
+  index_t high = plan.experts;
+  while (high - low > 1) {
+    index_t const middle = low + (high - low) / 2;
+    (element<index_t>(plan.expert_begin, middle) <= row ? low : high) = middle;
+  }
+  return low;
+}
+
+/// The dot product of two rows in the CPU's order: element i goes to lane i % 16, each lane fuses
+/// its products in ascending order, the lanes are folded in halves. For the first of the lanes.
+__device__ float dot(row_view const& left, row_view const& right, index_t length, int lane,
+                     unsigned lanes) {
+  float sum = 0.0F;
+  for (index_t at = 0; at < length; at += dot_lanes) {
+    index_t const i = at + lane;
+    float const a = i < length ? load_number(left, i) : 0.0F;
+    float const b = i < length ? load_number(right, i) : 0.0F;
+    sum = __fmaf_rn(a, b, sum);
+  }
+  for (int half = dot_lanes / 2; half > 0; half /= 2) {
+    sum += __shfl_down_sync(lanes, sum, half, dot_lanes);
+  }
+  return sum;
+}
+
+__global__ void slot_weight_gradient_reference(slot_weight_gradient_parameters const p) {
+  int const lane = threadIdx.x % dot_lanes;
+  unsigned const lanes = ((1U << dot_lanes) - 1) << (threadIdx.x % 32 / dot_lanes * dot_lanes);
+  index_t const step = index_t{gridDim.x} * blockDim.x / dot_lanes;
+  index_t const begin = (index_t{blockIdx.x} * blockDim.x + threadIdx.x) / dot_lanes;
+  for (index_t slot = begin; slot < p.plan.slots(); slot += step) {
+    index_t const row = element<index_t>(p.plan.slot_to_row, slot);
+    float gradient = 0.0F;
+    if (row >= 0) {
+      gradient = dot(row_of(p.left, row), row_of(p.right, row), p.left.extent[1], lane, lanes);
+      if (p.bias.present()) {
+        gradient += dot(row_of(p.bias_rows, row), row_of(p.bias, expert_of_row(p.plan, row)),
+                        p.bias.extent[1], lane, lanes);
+      }
+    }
+    if (lane == 0) {
+      index_t const token = slot / p.plan.top_k;
+      store_float(row_of(p.d_weights, token), slot - token * p.plan.top_k, gradient);
+    }
+  }
+}
+
+}  // namespace
+
+kernel<combine_parameters> combine_reference_kernel() {
+  return {"combine_reference", combine_reference};
+}
+kernel<slot_weight_gradient_parameters> slot_weight_gradient_reference_kernel() {
+  return {"slot_weight_gradient_reference", slot_weight_gradient_reference};
+}
+
+}  // namespace moe64::cuda
