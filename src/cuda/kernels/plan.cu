@@ -99,7 +99,7 @@ struct expert_tile {
 /// The slots that a thread sorts in one round: PerThread steps of its warp's piece.
 template <int Warps, int PerThread>
 struct sorted_slots {
-  static constexpr int nobody = -1;     ///< no expert of this plan
+  static constexpr int nobody = -1;  ///< no expert of this plan
   static constexpr int other_tile = -2;
 
   int expert[PerThread];  ///< within the tile, or one of these

@@ -23,8 +23,8 @@ struct plan_cut {
   constexpr index_t most_chunks = 528;
   constexpr index_t fewest_limit = 32;
   constexpr index_t most_counters = index_t{1} << 18;
-  index_t const limit = std::clamp(most_counters / std::max<index_t>(experts, 1), fewest_limit,
-                                   most_chunks);
+  index_t const limit =
+      std::clamp(most_counters / std::max<index_t>(experts, 1), fewest_limit, most_chunks);
   index_t const rounds = std::max<index_t>(ceil_div(slots, plan_cut::round_slots), 1);
   index_t const chunk_rounds = ceil_div(rounds, limit);
   return {ceil_div(rounds, chunk_rounds), chunk_rounds * plan_cut::round_slots};

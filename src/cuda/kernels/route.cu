@@ -109,7 +109,9 @@ class token_scores {
   }
 
  private:
-  [[nodiscard]] __device__ float exponential(index_t e) const { return exp_f32(logit(e) - largest_); }
+  [[nodiscard]] __device__ float exponential(index_t e) const {
+    return exp_f32(logit(e) - largest_);
+  }
   /// The score; of the softmax its numerator.
   [[nodiscard]] __device__ float unscaled(index_t e) const {
     switch (score_) {
@@ -165,7 +167,8 @@ class token_scores {
 template <bool Kept>
 class chooser {
  public:
-  __device__ chooser(route_parameters const& p, token_scores<Kept> const& scores, float* kept_groups)
+  __device__ chooser(route_parameters const& p, token_scores<Kept> const& scores,
+                     float* kept_groups)
       : p_(p),
         scores_(scores),
         group_keys_(kept_groups),
@@ -322,9 +325,8 @@ class token_gradient {
     for (index_t k = 0; k < top_k(); ++k) {
       if (id(k) != e) continue;
       float const raw_score = raw(k);
-      gradient += p_.options.score == scoring::sigmoid
-                      ? d_raw(k) * raw_score * (1.0F - raw_score)
-                      : d_raw(k) * raw_score;
+      gradient += p_.options.score == scoring::sigmoid ? d_raw(k) * raw_score * (1.0F - raw_score)
+                                                       : d_raw(k) * raw_score;
     }
     // Every logit takes part in the softmax over all experts, also of those that were not chosen.
     if (p_.options.score == scoring::softmax) gradient -= scores_(e) * softmax_dot_;
@@ -333,9 +335,7 @@ class token_gradient {
 
  private:
   [[nodiscard]] __device__ index_t top_k() const { return p_.expert_ids.extent[1]; }
-  [[nodiscard]] __device__ index_t id(index_t k) const {
-    return load_id(p_.expert_ids, token_, k);
-  }
+  [[nodiscard]] __device__ index_t id(index_t k) const { return load_id(p_.expert_ids, token_, k); }
   /// Sentinels, and ids that no expert has: they cannot be reported here, and must not be read.
   [[nodiscard]] __device__ bool skipped(index_t k) const {
     return id(k) < 0 || id(k) >= scores_.experts();
@@ -349,8 +349,7 @@ class token_gradient {
     return load_number(row_of(p_.d_weights, token_), k) * p_.options.scaling;
   }
   [[nodiscard]] __device__ float d_raw(index_t k) const {
-    bool const divided =
-        p_.options.renormalize || p_.options.score == scoring::softmax_of_selected;
+    bool const divided = p_.options.renormalize || p_.options.score == scoring::softmax_of_selected;
     return divided ? (upstream(k) - weighted_ / sum_) / sum_ : upstream(k);
   }
 
