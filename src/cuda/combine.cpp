@@ -1,10 +1,14 @@
 #include "cuda/kernels/combine.hpp"
 
+#include "cuda/eights.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
 namespace moe64::cuda {
 namespace {
+
+/// Blocks that do one step each and are gone keep the memory busier than blocks that stay.
+constexpr index_t most_blocks_each = index_t{1} << 20;
 
 combine_parameters parameters_of(combine_args const& args) {
   quantized_view const& rows = args.rows;
@@ -22,6 +26,22 @@ void run_reference(combine_args const& args, stream where) {
             parameters_of(args));
 }
 
+support can_take_vectors(combine_args const& args) {
+  if (!args.rows.is_plain()) return support::no("rows are quantised");
+  if (args.rows.type() != args.y.type) return support::no("rows and y are of two types");
+  if (support const rows = can_take_eights("rows", args.rows.values()); !rows) return rows;
+  return can_take_eights("y", args.y);
+}
+
+void run_vectors(combine_args const& args, stream where) {
+  launcher on("combine", args, where);
+  constexpr int threads = 256;
+  index_t const tasks = args.plan.tokens * (args.y.extent[1] / 8);
+  on.launch(combine_vectors_kernel(args.y.type, args.weighted),
+            {on.blocks_for(ceil_div(tasks, threads), most_blocks_each), threads},
+            parameters_of(args));
+}
+
 slot_weight_gradient_parameters parameters_of(slot_weight_gradient_args const& args) {
   return {args.left, args.right, args.bias_rows, args.bias, args.plan, args.d_weights};
 }
@@ -35,6 +55,7 @@ void run_gradient_reference(slot_weight_gradient_args const& args, stream where)
 }
 
 constexpr implementation<combine_args> combiners[] = {
+    {"vectors", can_take_vectors, run_vectors},
     {"reference", any_call<combine_args>, run_reference},
 };
 constexpr implementation<slot_weight_gradient_args> gradients[] = {

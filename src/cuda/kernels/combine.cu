@@ -1,5 +1,7 @@
 #include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/number.cuh"
+#include "cuda/kernels/vector8.cuh"
 
 namespace moe64::cuda {
 namespace {
@@ -29,6 +31,51 @@ __global__ void combine_reference(combine_parameters const p) {
       }
       store_float(y, col, sum);
     }
+  }
+}
+
+/// Rows that are loaded before the first of them is added: enough to keep the memory busy, and the
+/// registers of half a multiprocessor's threads.
+constexpr int rows_at_once = 8;
+
+template <dtype Type, bool Weighted>
+__global__ void __launch_bounds__(256) combine_vectors(combine_parameters const p) {
+  index_t const eights = p.y.extent[1] / 8;
+  index_t const tasks = p.plan.tokens * eights;
+  index_t const top_k = p.plan.top_k;
+  tensor_view const& values = p.rows.values;
+  auto const* const from = static_cast<std::uint8_t const*>(values.data);
+  for (index_t task = index_t{blockIdx.x} * blockDim.x + threadIdx.x; task < tasks;
+       task += index_t{gridDim.x} * blockDim.x) {
+    index_t const token = divide(task, eights);
+    index_t const col = (task - token * eights) * 8;
+    float sum[8] = {};
+    for (index_t k = 0; k < top_k; k += rows_at_once) {
+      index_t row[rows_at_once];
+      raw8<Type> loaded[rows_at_once];
+#pragma unroll
+      for (int i = 0; i < rows_at_once; ++i) {
+        row[i] = k + i < top_k ? element<index_t>(p.plan.slot_to_row, token * top_k + k + i) : -1;
+      }
+#pragma unroll
+      for (int i = 0; i < rows_at_once; ++i) {
+        if (row[i] < 0) continue;
+        index_t const offset = row[i] * values.stride[1] + col;
+        loaded[i] = load8<Type>(from + offset * bytes_of_8(Type) / 8);
+      }
+#pragma unroll
+      for (int i = 0; i < rows_at_once; ++i) {
+        if (row[i] < 0) continue;
+        float number[8];
+        decode8<Type>(loaded[i], number);
+        float const weight =
+            Weighted ? element<float>(p.plan.slot_weight, token * top_k + k + i) : 1.0F;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) sum[c] += Weighted ? weight * number[c] : number[c];
+      }
+    }
+    auto* const to = static_cast<std::uint8_t*>(p.y.data);
+    store8<Type>(to + (token * p.y.stride[0] + col) * bytes_of_8(Type) / 8, encode8<Type>(sum));
   }
 }
 
@@ -88,6 +135,18 @@ __global__ void slot_weight_gradient_reference(slot_weight_gradient_parameters c
 
 kernel<combine_parameters> combine_reference_kernel() {
   return {"combine_reference", combine_reference};
+}
+kernel<combine_parameters> combine_vectors_kernel(dtype type, bool weighted) {
+  auto const pick = [&](auto* with, auto* without) -> kernel<combine_parameters> {
+    return {"combine_vectors", weighted ? with : without};
+  };
+  if (type == dtype::f32) {
+    return pick(combine_vectors<dtype::f32, true>, combine_vectors<dtype::f32, false>);
+  }
+  if (type == dtype::bf16) {
+    return pick(combine_vectors<dtype::bf16, true>, combine_vectors<dtype::bf16, false>);
+  }
+  return pick(combine_vectors<dtype::f16, true>, combine_vectors<dtype::f16, false>);
 }
 kernel<slot_weight_gradient_parameters> slot_weight_gradient_reference_kernel() {
   return {"slot_weight_gradient_reference", slot_weight_gradient_reference};

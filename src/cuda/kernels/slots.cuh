@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/number.cuh"
 #include "cuda/kernels/plan.hpp"
 
@@ -7,12 +8,6 @@
 
 /// How the kernels of plan see slots.
 namespace moe64::cuda {
-
-/// A division of 64-bit numbers takes a hundred instructions, one of 32-bit numbers a few.
-__device__ inline index_t divide(index_t count, index_t by) {
-  if (((count | by) >> 32) != 0) return count / by;
-  return static_cast<std::uint32_t>(count) / static_cast<std::uint32_t>(by);  // narrow-ok: tested
-}
 
 /// Offset in elements of a slot in a matrix [tokens, top_k].
 __device__ inline index_t slot_offset(tensor_view const& matrix, index_t slot, index_t top_k) {
