@@ -81,7 +81,8 @@ struct expert_tile {
                                   Count const& count) const {
     constexpr int threads = Warps * 32;
     int const each = (width + threads - 1) / threads;
-    int const from = min(static_cast<int>(threadIdx.x) * each, width);
+    int const thread = threadIdx.x;
+    int const from = min(thread * each, width);
     int const to = min(from + each, width);
     std::int64_t mine = 0;
     for (int e = from; e < to; ++e) mine += kept_of(p, count(e));
@@ -128,7 +129,7 @@ struct sorted_slots {
       if (begin + offset(i) >= end) {
         expert[i] = other_tile;
       } else if (seen != nullptr && local < 0) {
-        seen->add(p, id[i], static_cast<std::uint32_t>(offset(i)));
+        seen->add(p, id[i], offset(i));
       }
     }
   }
@@ -242,8 +243,8 @@ __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const
           if (local >= tile && local < tile + width) {
             atomicAdd(&counts[local - tile], 1U);
           } else if (tile == 0 && local < 0) {
-            // narrow-ok: a chunk of 2^32 slots would make a plan of more than 2 TB
-            seen.add(p, id[i], static_cast<std::uint32_t>(slot - begin));
+            // A chunk of 2^32 slots would make a plan of more than 2 TB.
+            seen.add(p, id[i], static_cast<std::uint32_t>(slot - begin));  // narrow-ok: see above
           }
         }
       }
@@ -324,8 +325,8 @@ __global__ void __launch_bounds__(plan_threads) plan_scatter(plan_parameters con
     std::int64_t kept = 0;
     for (index_t first_expert = 0; first_expert == 0 || first_expert < experts;
          first_expert += plan_tile_experts) {
-      // narrow-ok: a tile
-      int const width = static_cast<int>(min(plan_tile_experts, experts - first_expert));
+      index_t const experts_here = min(plan_tile_experts, experts - first_expert);
+      int const width = static_cast<int>(experts_here);  // narrow-ok: a tile
       expert_tile<warps> const tile(memory, width);
       for (int e = threadIdx.x; e < width; e += plan_threads) {
         tile.taken[e] = p.counts[(first_expert + e) * p.cut.chunks + chunk];

@@ -32,8 +32,8 @@ __device__ index_t load_id(tensor_view const& ids, index_t token, index_t k) {
 __device__ void store_id(tensor_view const& ids, index_t token, index_t k, index_t id) {
   index_t const offset = offset_of(ids, token, k);
   if (ids.type == dtype::int32) {
-    // narrow-ok: the launcher has checked that the number of experts fits
-    static_cast<std::int32_t*>(ids.data)[offset] = static_cast<std::int32_t>(id);
+    auto const narrowed = static_cast<std::int32_t>(id);  // narrow-ok: experts were checked to fit
+    static_cast<std::int32_t*>(ids.data)[offset] = narrowed;
   } else {
     static_cast<std::int64_t*>(ids.data)[offset] = id;
   }
