@@ -46,12 +46,26 @@ slot_weight_gradient_parameters parameters_of(slot_weight_gradient_args const& a
   return {args.left, args.right, args.bias_rows, args.bias, args.plan, args.d_weights};
 }
 
-void run_gradient_reference(slot_weight_gradient_args const& args, stream where) {
+void run_gradient(kernel<slot_weight_gradient_parameters> const& what,
+                  slot_weight_gradient_args const& args, stream where) {
   launcher on("slot_weight_gradient", args, where);
   constexpr int threads = 256;
   index_t const blocks = ceil_div(args.plan.slots(), threads / dot_lanes);
-  on.launch(slot_weight_gradient_reference_kernel(), {on.blocks_for(blocks, 8), threads},
-            parameters_of(args));
+  on.launch(what, {on.blocks_for(blocks, 64), threads}, parameters_of(args));
+}
+
+support has_adjacent_rows(slot_weight_gradient_args const& args) {
+  if (args.bias.present()) return support::no("there is a bias");
+  if (args.left.type != args.right.type) return support::no("left and right are of two types");
+  if (args.left.stride[1] == 1 && args.right.stride[1] == 1) return support::yes();
+  return support::no("columns are not adjacent");
+}
+
+void run_gradient_adjacent(slot_weight_gradient_args const& args, stream where) {
+  run_gradient(slot_weight_gradient_kernel(args.left.type), args, where);
+}
+void run_gradient_reference(slot_weight_gradient_args const& args, stream where) {
+  run_gradient(slot_weight_gradient_reference_kernel(), args, where);
 }
 
 constexpr implementation<combine_args> combiners[] = {
@@ -59,6 +73,7 @@ constexpr implementation<combine_args> combiners[] = {
     {"reference", any_call<combine_args>, run_reference},
 };
 constexpr implementation<slot_weight_gradient_args> gradients[] = {
+    {"adjacent", has_adjacent_rows, run_gradient_adjacent},
     {"reference", any_call<slot_weight_gradient_args>, run_gradient_reference},
 };
 

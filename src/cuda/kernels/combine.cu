@@ -92,6 +92,14 @@ __device__ index_t expert_of_row(routing_plan const& plan, index_t row) {
   return low;
 }
 
+/// The sum of all lanes, in halves; for the first of them.
+__device__ float fold(float sum, unsigned lanes) {
+  for (int half = dot_lanes / 2; half > 0; half /= 2) {
+    sum += __shfl_down_sync(lanes, sum, half, dot_lanes);
+  }
+  return sum;
+}
+
 /// The dot product of two rows in the CPU's order: element i goes to lane i % 16, each lane fuses
 /// its products in ascending order, the lanes are folded in halves. For the first of the lanes.
 __device__ float dot(row_view const& left, row_view const& right, index_t length, int lane,
@@ -103,32 +111,69 @@ __device__ float dot(row_view const& left, row_view const& right, index_t length
     float const b = i < length ? load_number(right, i) : 0.0F;
     sum = __fmaf_rn(a, b, sum);
   }
-  for (int half = dot_lanes / 2; half > 0; half /= 2) {
-    sum += __shfl_down_sync(lanes, sum, half, dot_lanes);
-  }
-  return sum;
+  return fold(sum, lanes);
 }
 
-__global__ void slot_weight_gradient_reference(slot_weight_gradient_parameters const p) {
+/// The same for elements side by side, several loads at once. Zeros behind the last element change
+/// nothing but the sign of a zero, so there are only as many as the CPU adds.
+template <dtype Type>
+__device__ float dot_adjacent(tensor_view const& left, tensor_view const& right, index_t row,
+                              int lane, unsigned lanes) {
+  constexpr int at_once = 8;
+  index_t const length = left.extent[1];
+  index_t const a_begin = offset_of(left, row) + lane;
+  index_t const b_begin = offset_of(right, row) + lane;
+  float sum = 0.0F;
+  index_t at = 0;
+  for (; at + at_once * dot_lanes <= length; at += at_once * dot_lanes) {
+    float a[at_once], b[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      a[i] = load_number(Type, left.data, a_begin + at + i * dot_lanes);
+      b[i] = load_number(Type, right.data, b_begin + at + i * dot_lanes);
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) sum = __fmaf_rn(a[i], b[i], sum);
+  }
+  for (; at < length; at += dot_lanes) {
+    bool const inside = at + lane < length;
+    float const a = inside ? load_number(Type, left.data, a_begin + at) : 0.0F;
+    float const b = inside ? load_number(Type, right.data, b_begin + at) : 0.0F;
+    sum = __fmaf_rn(a, b, sum);
+  }
+  return fold(sum, lanes);
+}
+
+/// d_weights of every slot: visit(row, lane, lanes) of its row, as the first lane has it, or 0.
+template <class Visit>
+__device__ void for_each_slot(slot_weight_gradient_parameters const& p, Visit const& visit) {
   int const lane = threadIdx.x % dot_lanes;
   unsigned const lanes = ((1U << dot_lanes) - 1) << (threadIdx.x % 32 / dot_lanes * dot_lanes);
   index_t const step = index_t{gridDim.x} * blockDim.x / dot_lanes;
   index_t const begin = (index_t{blockIdx.x} * blockDim.x + threadIdx.x) / dot_lanes;
   for (index_t slot = begin; slot < p.plan.slots(); slot += step) {
     index_t const row = element<index_t>(p.plan.slot_to_row, slot);
-    float gradient = 0.0F;
-    if (row >= 0) {
-      gradient = dot(row_of(p.left, row), row_of(p.right, row), p.left.extent[1], lane, lanes);
-      if (p.bias.present()) {
-        gradient += dot(row_of(p.bias_rows, row), row_of(p.bias, expert_of_row(p.plan, row)),
-                        p.bias.extent[1], lane, lanes);
-      }
-    }
-    if (lane == 0) {
-      index_t const token = slot / p.plan.top_k;
-      store_float(row_of(p.d_weights, token), slot - token * p.plan.top_k, gradient);
-    }
+    float const gradient = row >= 0 ? visit(row, lane, lanes) : 0.0F;
+    if (lane != 0) continue;
+    index_t const token = divide(slot, p.plan.top_k);
+    store_float(row_of(p.d_weights, token), slot - token * p.plan.top_k, gradient);
   }
+}
+
+__global__ void slot_weight_gradient_reference(slot_weight_gradient_parameters const p) {
+  for_each_slot(p, [&](index_t row, int lane, unsigned lanes) {
+    float gradient = dot(row_of(p.left, row), row_of(p.right, row), p.left.extent[1], lane, lanes);
+    if (!p.bias.present()) return gradient;
+    row_view const bias = row_of(p.bias, expert_of_row(p.plan, row));
+    return gradient + dot(row_of(p.bias_rows, row), bias, p.bias.extent[1], lane, lanes);
+  });
+}
+
+template <dtype Type>
+__global__ void slot_weight_gradient_adjacent(slot_weight_gradient_parameters const p) {
+  for_each_slot(p, [&](index_t row, int lane, unsigned lanes) {
+    return dot_adjacent<Type>(p.left, p.right, row, lane, lanes);
+  });
 }
 
 }  // namespace
@@ -150,6 +195,12 @@ kernel<combine_parameters> combine_vectors_kernel(dtype type, bool weighted) {
 }
 kernel<slot_weight_gradient_parameters> slot_weight_gradient_reference_kernel() {
   return {"slot_weight_gradient_reference", slot_weight_gradient_reference};
+}
+kernel<slot_weight_gradient_parameters> slot_weight_gradient_kernel(dtype type) {
+  constexpr char const* name = "slot_weight_gradient_adjacent";
+  if (type == dtype::f32) return {name, slot_weight_gradient_adjacent<dtype::f32>};
+  if (type == dtype::bf16) return {name, slot_weight_gradient_adjacent<dtype::bf16>};
+  return {name, slot_weight_gradient_adjacent<dtype::f16>};
 }
 
 }  // namespace moe64::cuda

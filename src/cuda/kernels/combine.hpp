@@ -41,5 +41,7 @@ inline constexpr int dot_lanes = 16;
 
 /// dot_lanes threads per slot; any strides and types.
 [[nodiscard]] kernel<slot_weight_gradient_parameters> slot_weight_gradient_reference_kernel();
+/// The same for rows of one `type` whose elements lie side by side, without a bias.
+[[nodiscard]] kernel<slot_weight_gradient_parameters> slot_weight_gradient_kernel(dtype type);
 
 }  // namespace moe64::cuda
