@@ -1,5 +1,6 @@
 #include "cuda/grouped_gemm.hpp"
 
+#include "cuda/grouped_gemm_mma.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
@@ -37,15 +38,14 @@ grouped_gemm_parameters parameters_of(grouped_gemm_args const& args) {
   return p;
 }
 
-namespace {
-
-/// An upper bound of the tiles of a call, whatever its ranges are.
 index_t most_tiles(grouped_gemm_args const& args, index_t row_tile, index_t out_tile) {
   index_t const rows = args.x.rows();
   index_t const row_tiles =
       checked_add(ceil_div(rows, row_tile), std::min(rows, args.weights.experts()));
   return checked_mul(row_tiles, ceil_div(args.y.extent[1], out_tile));
 }
+
+namespace {
 
 void run_reference(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
@@ -56,6 +56,7 @@ void run_reference(grouped_gemm_args const& args, stream where) {
 }
 
 constexpr implementation<grouped_gemm_args> multipliers[] = {
+    {"mma", mma::takes, mma::grouped_gemm},
     {"reference", any_call<grouped_gemm_args>, run_reference},
 };
 
