@@ -45,6 +45,16 @@ status get_owner(void const* pointer, memory_owner* owner) {
   return cudaSuccess;
 }
 
+/// While a stream is captured it must not be asked: that would end the capture. The current device
+/// stands in, and a launch fails by itself when the stream belongs to another.
+status get_stream_device(cudaStream_t stream, int* device) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  status const code = cudaStreamIsCapturing(stream, &capture);
+  if (code != cudaSuccess) return code;
+  if (capture != cudaStreamCaptureStatusNone) return cudaGetDevice(device);
+  return cudaStreamGetDevice(stream, device);
+}
+
 status launch_kernel(launch_config const& config) {
   // What a kernel may have without asking; more must be granted to the function first.
   constexpr unsigned shared_without_asking = 48U << 10;
@@ -94,7 +104,7 @@ runtime const& the_runtime() {
       },
       .owner = get_owner,
       .stream_device = [](void* stream, int* device) -> status {
-        return cudaStreamGetDevice(as_stream(stream), device);
+        return get_stream_device(as_stream(stream), device);
       },
       .launch = launch_kernel,
       .fill = [](void* data, int byte, index_t bytes, void* stream) -> status {
