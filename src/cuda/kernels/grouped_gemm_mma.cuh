@@ -185,7 +185,7 @@ class gemm_copies {
 
 /// Codes of a stage to 16-bit numbers, a quarter of them at a time, between the products of the
 /// stage before.
-template <class Pair, class Shape, bool Deep>
+template <class Pair, class Shape, bool Deep, bool Careful>
 class gemm_decoder {
  public:
   __device__ explicit gemm_decoder(grouped_gemm_mma_parameters const& p) : p_(p) {}
@@ -193,40 +193,41 @@ class gemm_decoder {
   /// `depth`: numbers along k that exist.
   __device__ void decode(std::uint8_t const* codes, std::uint8_t* to, int quarter,
                          int depth) const {
-    static_assert(Shape::outs * stage_depth / code_run == 4 * Shape::threads);
-    int const run = static_cast<int>(threadIdx.x) + quarter * Shape::threads;
-    constexpr int line_runs = (Deep ? stage_depth : Shape::outs) / code_run;
-    int const line = run / line_runs, along = run % line_runs * code_run;
+    // A quarter is a number of whole lines, so all runs of a thread lie at the same place of
+    // theirs.
+    static_assert(lines * line_runs == 4 * Shape::threads && Shape::threads % (8 * line_runs) == 0);
+    int const line = static_cast<int>(threadIdx.x) / line_runs + quarter * (lines / 4);
+    int const along = static_cast<int>(threadIdx.x) % line_runs * code_run;
     int const n = Deep ? line : along, k = Deep ? along : line;
     auto const* const scales = reinterpret_cast<float const*>(codes + Shape::code_bytes);
 
-    half_run const numbers = halves_of(p_.code, load(codes, run));
+    half_run const numbers =
+        halves_of(p_.code, load(codes, static_cast<int>(threadIdx.x) + quarter * Shape::threads));
     std::uint32_t out[8];
-    bool const one_scale = (Deep ? p_.grid.shift_k : p_.grid.shift_n) >= 4;
     float const scale = scales[scale_index(n, k)];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      float2 const pair = f16_pair::numbers(numbers.pair[i]);
-      float low = scale, high = scale;
-      if (!one_scale) {
-        low = scales[Deep ? scale_index(n, k + 2 * i) : scale_index(n + 2 * i, k)];
-        high = scales[Deep ? scale_index(n, k + 2 * i + 1) : scale_index(n + 2 * i + 1, k)];
+      float2 pair = f16_pair::numbers(numbers.pair[i]);
+      if constexpr (Careful) {
+        int const first = 2 * i, second = 2 * i + 1;
+        pair.x *= scales[Deep ? scale_index(n, k + first) : scale_index(n + first, k)];
+        pair.y *= scales[Deep ? scale_index(n, k + second) : scale_index(n + second, k)];
+        // Zero, not zero times a scale that may be no number.
+        if (k + (Deep ? first : 0) >= depth) pair.x = 0.0F;
+        if (k + (Deep ? second : 0) >= depth) pair.y = 0.0F;
+      } else {
+        pair.x *= scale;
+        pair.y *= scale;
       }
-      out[i] = Pair::of(pair.x * low, pair.y * high);
+      out[i] = Pair::of(pair.x, pair.y);
     }
-    if (depth < stage_depth) {
-      // Zero, not zero times a scale that may be no number.
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        int const at = Deep ? k + 2 * i : k;
-        if (at >= depth) out[i] = 0;
-        if (Deep && at + 1 == depth) out[i] &= 0xffffU;
-      }
-    }
-    store(to, line, 2 * (along / code_run), out);
+    store(to, quarter, out);
   }
 
  private:
+  static constexpr int lines = Deep ? Shape::outs : stage_depth;
+  static constexpr int line_runs = (Deep ? stage_depth : Shape::outs) / code_run;
+
   [[nodiscard]] __device__ code_words load(std::uint8_t const* codes, int run) const {
     if (p_.code == dtype::int4 || p_.code == dtype::fp4) {
       uint2 const words = *reinterpret_cast<uint2 const*>(codes + run * (code_run / 2));
@@ -242,14 +243,15 @@ class gemm_decoder {
 
   /// Two chunks of a line; every other group of four threads begins with the second, so that eight
   /// threads never meet in a bank.
-  __device__ static void store(std::uint8_t* to, int line, int chunk,
-                               std::uint32_t const (&run)[8]) {
-    constexpr int line_chunks = (Deep ? stage_depth : Shape::outs) / chunk_numbers;
-    auto* const tile = reinterpret_cast<uint4*>(to) + line * line_chunks;
+  __device__ static void store(std::uint8_t* to, int quarter, std::uint32_t const (&run)[8]) {
+    int const line = static_cast<int>(threadIdx.x) / line_runs;
+    int const chunk = static_cast<int>(threadIdx.x) % line_runs * 2;
     bool const second_first = (chunk & 8) != 0;
     uint4 const first = {run[0], run[1], run[2], run[3]}, second = {run[4], run[5], run[6], run[7]};
-    tile[(chunk + (second_first ? 1 : 0)) ^ (line % 8)] = second_first ? second : first;
-    tile[(chunk + (second_first ? 0 : 1)) ^ (line % 8)] = second_first ? first : second;
+    int const at = line * line_runs * 2 + ((chunk + (second_first ? 1 : 0)) ^ (line % 8));
+    auto* const tile = reinterpret_cast<uint4*>(to) + quarter * (lines / 4) * line_runs * 2;
+    tile[at] = second_first ? second : first;
+    tile[at ^ 1] = second_first ? first : second;
   }
 
   grouped_gemm_mma_parameters const& p_;

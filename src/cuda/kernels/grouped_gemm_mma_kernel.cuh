@@ -103,25 +103,26 @@ __device__ void store_tile(grouped_gemm_mma_parameters const& p, gemm_place cons
   });
 }
 
-template <class Pair, class Shape, bool Deep, bool Quantized, int BlocksEach>
-__global__ void __launch_bounds__(Shape::threads, BlocksEach)
+template <class Pair, class Shape, bool Deep, codes_kind Codes>
+__global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
     grouped_gemm_mma(__grid_constant__ grouped_gemm_mma_parameters const p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ expert_tiles::memory tile_sums;
+  constexpr bool quantized = Codes != codes_kind::none;
   constexpr int stages = Shape::stages;
-  constexpr int stage_bytes = Shape::stage_bytes(Quantized);
+  constexpr int stage_bytes = Shape::stage_bytes(quantized);
   tile_cut const cut = {p.expert_begin, p.y.extent[0], Shape::rows,
                         p.n_parts * ceil_div(p.n_part, index_t{Shape::outs})};
   expert_tiles const tiles(cut, tile_sums);
-  gemm_copies<Shape, Deep, Quantized> copies(p, tiles, shared);
+  gemm_copies<Shape, Deep, quantized> copies(p, tiles, shared);
   for (int i = 0; i < stages - 1; ++i) copies.issue();
 
-  gemm_decoder<Pair, Shape, Deep> const decoder(p);
+  gemm_decoder<Pair, Shape, Deep, Codes == codes_kind::careful> const decoder(p);
   std::uint8_t* const decoded = shared + stages * stage_bytes;
   index_t const stages_each = ceil_div(p.k_part, index_t{stage_depth});
   int const last_depth = static_cast<int>(p.k_part - (stages_each - 1) * stage_depth);
   int slot = 0, side = 0;
-  if constexpr (Quantized) {
+  if constexpr (quantized) {
     await_copies<stages - 2>();
     __syncthreads();
     int const depth = stages_each == 1 ? last_depth : stage_depth;
@@ -142,12 +143,12 @@ __global__ void __launch_bounds__(Shape::threads, BlocksEach)
     }
     for (int part = 0; part < p.k_parts; ++part) {
       for (index_t stage = 0; stage < stages_each; ++stage) {
-        await_copies<Quantized ? stages - 3 : stages - 2>();
+        await_copies<quantized ? stages - 3 : stages - 2>();
         __syncthreads();
         copies.issue();
         std::uint8_t* const from = shared + slot * stage_bytes;
         slot = slot + 1 == stages ? 0 : slot + 1;
-        if constexpr (Quantized) {
+        if constexpr (quantized) {
           std::uint8_t const* const codes = shared + slot * stage_bytes + Shape::x_bytes;
           std::uint8_t* const to = decoded + (1 - side) * Shape::weight_bytes;
           bool const next_is_last =
@@ -168,20 +169,27 @@ __global__ void __launch_bounds__(Shape::threads, BlocksEach)
   await_copies<0>();
 }
 
-/// The kernels of one type of x and one shape.
-template <class Pair, class Shape, int BlocksEach>
-kernel<grouped_gemm_mma_parameters> mma_kernel_of(mma_variant const& of) {
-  if (of.quantized) {
-    return {"grouped_gemm_mma_codes", of.deep
-                                          ? grouped_gemm_mma<Pair, Shape, true, true, BlocksEach>
-                                          : grouped_gemm_mma<Pair, Shape, false, true, BlocksEach>};
+/// The kernels of one shape.
+template <class Shape, codes_kind Codes>
+kernel<grouped_gemm_mma_parameters> mma_kernel_of(char const* name, mma_variant const& of) {
+  if (of.bf16) {
+    return {name, of.deep ? grouped_gemm_mma<bf16_pair, Shape, true, Codes>
+                          : grouped_gemm_mma<bf16_pair, Shape, false, Codes>};
   }
-  return {"grouped_gemm_mma", of.deep ? grouped_gemm_mma<Pair, Shape, true, false, BlocksEach>
-                                      : grouped_gemm_mma<Pair, Shape, false, false, BlocksEach>};
+  return {name, of.deep ? grouped_gemm_mma<f16_pair, Shape, true, Codes>
+                        : grouped_gemm_mma<f16_pair, Shape, false, Codes>};
+}
+template <class Shape>
+kernel<grouped_gemm_mma_parameters> mma_kernel_of(mma_variant const& of) {
+  if (of.codes == codes_kind::none) {
+    return mma_kernel_of<Shape, codes_kind::none>("grouped_gemm_mma", of);
+  }
+  return mma_kernel_of<Shape, codes_kind::even>("grouped_gemm_mma_codes", of);
 }
 
 kernel<grouped_gemm_mma_parameters> mma_kernel_few(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_some(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_many(mma_variant const& of);
+kernel<grouped_gemm_mma_parameters> mma_kernel_careful(mma_variant const& of);
 
 }  // namespace moe64::cuda

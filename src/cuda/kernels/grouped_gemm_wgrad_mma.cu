@@ -129,8 +129,8 @@ __device__ void store_gradient(grouped_gemm_wgrad_parameters const& p, gradient_
   });
 }
 
-template <class Pair, class Shape, int BlocksEach>
-__global__ void __launch_bounds__(Shape::threads, BlocksEach)
+template <class Pair, class Shape>
+__global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
     grouped_gemm_wgrad_mma(__grid_constant__ grouped_gemm_wgrad_parameters const p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   constexpr int stages = Shape::stages;
@@ -166,11 +166,11 @@ __global__ void __launch_bounds__(Shape::threads, BlocksEach)
 kernel<grouped_gemm_wgrad_parameters> grouped_gemm_wgrad_mma_kernel(mma_size size, bool bf16) {
   char const* const name = "grouped_gemm_wgrad_mma";
   if (size == mma_size::many) {
-    return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_many, 1>
-                       : grouped_gemm_wgrad_mma<f16_pair, shape_many, 1>};
+    return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_many>
+                       : grouped_gemm_wgrad_mma<f16_pair, shape_many>};
   }
-  return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_some, 2>
-                     : grouped_gemm_wgrad_mma<f16_pair, shape_some, 2>};
+  return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_some>
+                     : grouped_gemm_wgrad_mma<f16_pair, shape_some>};
 }
 
 }  // namespace moe64::cuda
