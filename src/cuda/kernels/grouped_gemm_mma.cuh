@@ -148,21 +148,24 @@ class gemm_copies {
     int const step = Shape::threads / grid.scales_n;  // along k, to the next scale of this thread
 #pragma unroll
     for (int i = 0; i < scales_each; ++i) {
-      pending_[i] = 0.0F;
+      pending_[i] = 0;
       bool const wanted = static_cast<int>(threadIdx.x) / grid.scales_n + i * step < grid.scales_k;
       if (!wanted || scale_k_ + i * step >= grid.limit_k) continue;
-      float const scale =
-          load_number(grid.type, weights().scales, scale_ + i * step * weights().scale_k);
-      pending_[i] = grid.global_divides ? __fdiv_rn(scale, global_) : scale * global_;
+      pending_[i] = load_code(grid.type, weights().scales, scale_ + i * step * weights().scale_k);
     }
     pending_slot_ = slot_;
+    pending_global_ = global_;
   }
   __device__ void store_scales() {
     if (pending_slot_ < 0) return;
     auto* const to = reinterpret_cast<float*>(shared_ + pending_slot_ * Shape::stage_bytes(true) +
                                               Shape::x_bytes + Shape::code_bytes);
 #pragma unroll
-    for (int i = 0; i < scales_each; ++i) to[threadIdx.x + i * Shape::threads] = pending_[i];
+    for (int i = 0; i < scales_each; ++i) {
+      float const scale = scale_of_code(p_.grid.type, pending_[i]);
+      to[threadIdx.x + i * Shape::threads] =
+          p_.grid.global_divides ? __fdiv_rn(scale, pending_global_) : scale * pending_global_;
+    }
     pending_slot_ = -1;
   }
 
@@ -179,7 +182,8 @@ class gemm_copies {
 
   index_t scale_, scale_k_, stages_left_;
   float global_;
-  float pending_[scales_each];
+  float pending_global_;
+  std::uint32_t pending_[scales_each];  ///< as stored: nobody waits for them here
   int pending_slot_ = -1;
 };
 

@@ -35,15 +35,23 @@ using shape_careful = gemm_shape<32, 128, 32, 32, 4, 2>;
 using shape_some = gemm_shape<64, 128, 32, 64, 4, 2>;
 using shape_many = gemm_shape<128, 256, 64, 64, 4, 1>;
 
-/// Where a warp's part of a tile begins.
+/// Which part of a tile is a warp's: fragments of 16 rows, in turn with the warps beside it, so
+/// that all of them have less to do when a tile has few rows; and a run of outputs.
 template <class Shape>
 struct warp_place {
-  int row, out;
+  int row, out;  ///< first ones
 
   __device__ warp_place() {
     int const warp = static_cast<int>(threadIdx.x) / 32;
-    row = warp % Shape::warps_along_rows * Shape::warp_rows;
+    row = warp % Shape::warps_along_rows * 16;
     out = warp / Shape::warps_along_rows * Shape::warp_outs;
+  }
+
+  /// Its fragments that have any of the first `rows` rows of the tile.
+  [[nodiscard]] __device__ int live(index_t rows) const {
+    int const left = static_cast<int>(min(rows, index_t{Shape::rows})) - row;
+    constexpr int stride = 16 * Shape::warps_along_rows;
+    return (left + stride - 1) / stride;
   }
 };
 

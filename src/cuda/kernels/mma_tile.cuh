@@ -65,8 +65,8 @@ __device__ void copy_tile(shared_address to, chunk_source const& from, tile_exte
 }
 
 /// Fragments of 16 (numbers of this operand) x 16 (depth) from a tile that is stored in rows along
-/// the depth ("deep") or along the numbers.
-template <bool Deep, int RowChunks, bool Left>
+/// the depth ("deep") or along the numbers. A warp's fragments are 16 * `Stride` numbers apart.
+template <bool Deep, int RowChunks, bool Left, int Stride>
 struct fragment_reader {
   shared_address row;  ///< of this lane, relative to the tile
   int chunk;           ///< of this lane
@@ -83,10 +83,10 @@ struct fragment_reader {
     chunk = Deep ? depth_half : first / chunk_numbers + number_half;
   }
 
-  /// The fragment of numbers from 16 `i` on and depths from 16 `step` on.
+  /// Fragment `i` of the warp, depths from 16 `step` on.
   __device__ void load(std::uint32_t (&to)[4], shared_address tile, int i, int step) const {
-    int const lines = 16 * (Deep ? i : step);
-    int const at = (chunk + 2 * (Deep ? step : i)) ^ static_cast<int>(threadIdx.x % 8);
+    int const lines = 16 * (Deep ? Stride * i : step);
+    int const at = (chunk + 2 * (Deep ? step : Stride * i)) ^ static_cast<int>(threadIdx.x % 8);
     shared_address const from =
         tile + row + static_cast<shared_address>((lines * RowChunks + at) * chunk_bytes);
     if constexpr (Deep) {
