@@ -42,7 +42,7 @@ class gemm_copies {
     if constexpr (Quantized) store_scales();
     if (number_ < tiles_.count()) {
       shared_address const to = shared_address_of(shared_) + slot_ * Shape::stage_bytes(Quantized);
-      int const depth = static_cast<int>(min(k_left_, index_t{stage_depth}));
+      int const depth = within(k_left_, stage_depth);
       copy_tile<Shape::threads, Shape::rows, 8, true>(to, {x_, Shape::threads / 8 * p_.x_row_bytes},
                                                       {x_rows_, depth * 2});
       copy_weights(to + Shape::x_bytes, depth);
@@ -70,8 +70,8 @@ class gemm_copies {
     gemm_place const place(p_, tiles_.at(number_), Shape::outs);
     part_ = p_.k_parts == 2 ? k_part : place.part;
     k_left_ = p_.k_part;
-    x_rows_ = static_cast<int>(place.at.rows);
-    n_count_ = static_cast<int>(min(p_.n_part - place.n_begin, index_t{Shape::outs}));
+    x_rows_ = within(place.at.rows, Shape::rows);
+    n_count_ = within(p_.n_part - place.n_begin, Shape::outs);
     std::uint8_t const* const x =
         p_.x + place.at.row_begin * p_.x_row_bytes + k_part * p_.k_part * 2;
     x_ = chunks_of_thread<Shape::threads, 8>(x, p_.x_row_bytes).first;
@@ -122,8 +122,8 @@ class gemm_copies {
 
   __device__ void open_scales(gemm_place const& place) {
     mma_scale_grid const& grid = p_.grid;
-    int const first_n = static_cast<int>(threadIdx.x) % grid.scales_n;
-    int const first_k = static_cast<int>(threadIdx.x) / grid.scales_n;
+    int const first_n = thread_number() % grid.scales_n;
+    int const first_k = thread_number() / grid.scales_n;
     index_t const n =
         first_n + (grid.scales_n > 1 ? place.n_begin >> grid.shift_n
                                      : place.n_begin / Shape::outs / grid.tiles_per_scale);
@@ -149,7 +149,7 @@ class gemm_copies {
 #pragma unroll
     for (int i = 0; i < scales_each; ++i) {
       pending_[i] = 0;
-      bool const wanted = static_cast<int>(threadIdx.x) / grid.scales_n + i * step < grid.scales_k;
+      bool const wanted = thread_number() / grid.scales_n + i * step < grid.scales_k;
       if (!wanted || scale_k_ + i * step >= grid.limit_k) continue;
       pending_[i] = load_code(grid.type, weights().scales, scale_ + i * step * weights().scale_k);
     }
@@ -200,13 +200,13 @@ class gemm_decoder {
     // A quarter is a number of whole lines, so all runs of a thread lie at the same place of
     // theirs.
     static_assert(lines * line_runs == 4 * Shape::threads && Shape::threads % (8 * line_runs) == 0);
-    int const line = static_cast<int>(threadIdx.x) / line_runs + quarter * (lines / 4);
-    int const along = static_cast<int>(threadIdx.x) % line_runs * code_run;
+    int const line = thread_number() / line_runs + quarter * (lines / 4);
+    int const along = thread_number() % line_runs * code_run;
     int const n = Deep ? line : along, k = Deep ? along : line;
     auto const* const scales = reinterpret_cast<float const*>(codes + Shape::code_bytes);
 
     half_run const numbers =
-        halves_of(p_.code, load(codes, static_cast<int>(threadIdx.x) + quarter * Shape::threads));
+        halves_of(p_.code, load(codes, thread_number() + quarter * Shape::threads));
     std::uint32_t out[8];
     float const scale = scales[scale_index(n, k)];
 #pragma unroll
@@ -248,8 +248,8 @@ class gemm_decoder {
   /// Two chunks of a line; every other group of four threads begins with the second, so that eight
   /// threads never meet in a bank.
   __device__ static void store(std::uint8_t* to, int quarter, std::uint32_t const (&run)[8]) {
-    int const line = static_cast<int>(threadIdx.x) / line_runs;
-    int const chunk = static_cast<int>(threadIdx.x) % line_runs * 2;
+    int const line = thread_number() / line_runs;
+    int const chunk = thread_number() % line_runs * 2;
     bool const second_first = (chunk & 8) != 0;
     uint4 const first = {run[0], run[1], run[2], run[3]}, second = {run[4], run[5], run[6], run[7]};
     int const at = line * line_runs * 2 + ((chunk + (second_first ? 1 : 0)) ^ (line % 8));

@@ -30,7 +30,7 @@ class low_rank_product {
 
  private:
   __device__ void add(index_t k, sums& out) const {
-    int const lane = static_cast<int>(threadIdx.x) % 32;
+    int const lane = lane_number();
     index_t const first = k + lane % 4 * 2;
     std::uint32_t a[Shape::row_fragments][4];
 #pragma unroll
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
   gemm_decoder<Pair, Shape, Deep, Codes == codes_kind::careful> const decoder(p);
   std::uint8_t* const decoded = shared + stages * stage_bytes;
   index_t const stages_each = ceil_div(p.k_part, index_t{stage_depth});
-  int const last_depth = static_cast<int>(p.k_part - (stages_each - 1) * stage_depth);
+  int const last_depth = within(p.k_part - (stages_each - 1) * stage_depth, stage_depth);
   int slot = 0, side = 0;
   await_copies<quantized ? stages - 2 : stages - 1>();
   __syncthreads();

@@ -34,7 +34,7 @@ class gradient_tiles {
     return {expert,
             ranges_.begin(expert),
             ranges_.rows(expert),
-            static_cast<int>(matrix % p_.parts),
+            within(matrix % p_.parts, 1),
             tile / n_tiles_ * Shape::rows,
             tile % n_tiles_ * Shape::outs};
   }
@@ -58,7 +58,7 @@ class gradient_copies {
   __device__ void issue() {
     if (number_ < tiles_.count()) {
       shared_address const to = shared_ + slot_ * Shape::stage_bytes(false);
-      int const depth = static_cast<int>(min(left_, index_t{stage_depth}));
+      int const depth = within(left_, stage_depth);
       copy_tile<Shape::threads, stage_depth, Shape::rows / 8, true>(to, dy_, {depth, dy_bytes_});
       copy_tile<Shape::threads, stage_depth, Shape::outs / 8, true>(to + Shape::x_bytes, x_,
                                                                     {depth, x_bytes_});
@@ -90,7 +90,7 @@ class gradient_copies {
   }
   template <int Width>
   [[nodiscard]] static __device__ int bytes(index_t numbers) {
-    return static_cast<int>(min(numbers, index_t{Width})) * 2;
+    return within(numbers, Width) * 2;
   }
   template <int Width>
   [[nodiscard]] static __device__ chunk_source source(tensor_view const& matrix, index_t row,
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
     sums.clear();
     int const live = warp.live(tiles.part_rows() - at.m_begin);
     for (index_t row = 0; row < at.rows; row += stage_depth) {
-      int const depth = static_cast<int>(min(at.rows - row, index_t{stage_depth}));
+      int const depth = within(at.rows - row, stage_depth);
       shared_address const now = tile();
       slot = slot + 1 == stages ? 0 : slot + 1;
       sums.template add_stage<Pair>(

@@ -58,8 +58,7 @@ struct bf16_pair {
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
         "}"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1),
-          "r"(static_cast<int>(wanted)));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(wanted ? 1 : 0));
   }
   /// Rounded to nearest even.
   static __device__ std::uint32_t of(float low, float high) {
@@ -81,8 +80,7 @@ struct f16_pair {
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
         "}"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1),
-          "r"(static_cast<int>(wanted)));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(wanted ? 1 : 0));
   }
   static __device__ std::uint32_t of(float low, float high) {
     __half2 const pair = __floats2half2_rn(low, high);

@@ -42,14 +42,14 @@ struct warp_place {
   int row, out;  ///< first ones
 
   __device__ warp_place() {
-    int const warp = static_cast<int>(threadIdx.x) / 32;
+    int const warp = warp_number();
     row = warp % Shape::warps_along_rows * 16;
     out = warp / Shape::warps_along_rows * Shape::warp_outs;
   }
 
   /// Its fragments that have any of the first `rows` rows of the tile.
   [[nodiscard]] __device__ int live(index_t rows) const {
-    int const left = static_cast<int>(min(rows, index_t{Shape::rows})) - row;
+    int const left = within(rows, Shape::rows) - row;
     constexpr int stride = 16 * Shape::warps_along_rows;
     return (left + stride - 1) / stride;
   }

@@ -32,7 +32,7 @@ struct warp_sums {
   /// `row`, both relative to the warp's part.
   template <class Body>
   __device__ void each_pair(Body const& body) {
-    int const lane = static_cast<int>(threadIdx.x) % 32;
+    int const lane = lane_number();
 #pragma unroll
     for (int r = 0; r < RowFragments; ++r) {
 #pragma unroll
@@ -48,7 +48,7 @@ struct warp_sums {
   /// += term(out) for every row.
   template <class Term>
   __device__ void add_to_outs(Term const& term) {
-    int const lane = static_cast<int>(threadIdx.x) % 32;
+    int const lane = lane_number();
 #pragma unroll
     for (int n = 0; n < OutFragments; ++n) {
 #pragma unroll
@@ -68,7 +68,7 @@ struct warp_sums {
   template <class Pack, class Body>
   __device__ void each_run(Pack const& pack, Body const& body) const {
     static_assert(OutFragments % 4 == 0);
-    int const lane = static_cast<int>(threadIdx.x) % 32;
+    int const lane = lane_number();
 #pragma unroll
     for (int r = 0; r < RowFragments; ++r) {
 #pragma unroll
