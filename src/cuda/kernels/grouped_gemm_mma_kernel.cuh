@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
       slot = slot + 1 == stages ? 0 : slot + 1;
       side = 1 - side;
       sums.template add_stage<Pair>(
-          fragments, left, left_now, right, right_now, {live, stage_depth},
+          fragments, left, left_now, right, right_now, live, stage_depth,
           [&](int step) {
             if constexpr (quantized) {
               decoder.decode(shared + slot * stage_bytes + Shape::x_bytes,

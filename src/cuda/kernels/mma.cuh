@@ -48,17 +48,12 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], shared_a
 /// The two 16-bit formats that tensor cores multiply, as pairs in one register, the first number in
 /// its lower half.
 struct bf16_pair {
-  /// sums += a b, unless it is not `wanted`, which is the same for the whole warp.
   static __device__ void multiply(float (&sums)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
-                                  std::uint32_t b1, bool wanted = true) {
-    asm("{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.s32 wanted, %10, 0;\n"
-        "@wanted mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-        "}"
+                                  std::uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(wanted ? 1 : 0));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
   /// Rounded to nearest even.
   static __device__ std::uint32_t of(float low, float high) {
@@ -70,17 +65,12 @@ struct bf16_pair {
 };
 
 struct f16_pair {
-  /// sums += a b, unless it is not `wanted`, which is the same for the whole warp.
   static __device__ void multiply(float (&sums)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
-                                  std::uint32_t b1, bool wanted = true) {
-    asm("{\n"
-        ".reg .pred wanted;\n"
-        "setp.ne.s32 wanted, %10, 0;\n"
-        "@wanted mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-        "}"
+                                  std::uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(wanted ? 1 : 0));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
   static __device__ std::uint32_t of(float low, float high) {
     __half2 const pair = __floats2half2_rn(low, high);

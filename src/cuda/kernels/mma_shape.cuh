@@ -47,11 +47,10 @@ struct warp_place {
     out = warp / Shape::warps_along_rows * Shape::warp_outs;
   }
 
-  /// Its fragments that have any of the first `rows` rows of the tile.
-  [[nodiscard]] __device__ int live(index_t rows) const {
-    int const left = within(rows, Shape::rows) - row;
+  /// Row fragments that any warp must look at when a tile has `rows` rows.
+  [[nodiscard]] static __device__ int live(index_t rows) {
     constexpr int stride = 16 * Shape::warps_along_rows;
-    return (left + stride - 1) / stride;
+    return (within(rows, Shape::rows) + stride - 1) / stride;
   }
 };
 

@@ -3,6 +3,8 @@
 #include "cuda/kernels/mma_tile.cuh"
 #include "cuda/kernels/number.cuh"
 
+#include <type_traits>
+
 /// The sums of a warp: its part of a tile, in the registers where tensor cores leave them.
 namespace moe64::cuda {
 
@@ -105,23 +107,35 @@ struct warp_sums {
     }
   };
 
-  /// Which products of a stage are needed: of the first `rows` fragments, over `depth` numbers.
-  struct extent {
-    int rows, depth;
-  };
-
-  /// += products of a stage whose first fragments are loaded. between(step) is called once in each
-  /// of the four steps; next() before the last products, when the tiles are read: it loads the
-  /// first fragments of the next stage.
+  /// += products of a stage whose first fragments are loaded: of the first `live` row fragments
+  /// and of `depth` numbers (more than 0) along the depth, both the same for the whole block.
+  /// between(step) is called once in each of the four steps; next() before the last products, when
+  /// the tiles are read: it loads the first fragments of the next stage.
   template <class Pair, class LeftReader, class RightReader, class Between, class Next>
   __device__ void add_stage(fragments& f, LeftReader const& left, shared_address left_tile,
-                            RightReader const& right, shared_address right_tile, extent const& live,
-                            Between const& between, Next const& next) {
+                            RightReader const& right, shared_address right_tile, int live,
+                            int depth, Between const& between, Next const& next) {
+    auto const add = [&](auto rows) {
+      add_rows<Pair, rows.value>(f, left, left_tile, right, right_tile, depth, between, next);
+    };
+    if constexpr (RowFragments > 2) {
+      if (live > 2) return add(std::integral_constant<int, RowFragments>{});
+    }
+    if constexpr (RowFragments > 1) {
+      if (live > 1) return add(std::integral_constant<int, 2>{});
+    }
+    add(std::integral_constant<int, 1>{});
+  }
+
+ private:
+  template <class Pair, int Rows, class LeftReader, class RightReader, class Between, class Next>
+  __device__ void add_rows(fragments& f, LeftReader const& left, shared_address left_tile,
+                           RightReader const& right, shared_address right_tile, int depth,
+                           Between const& between, Next const& next) {
     constexpr int steps = stage_depth / 16, groups = OutFragments / 2;
-    constexpr int ahead = (RowFragments + groups - 1) / groups;
+    constexpr int ahead = (Rows + groups - 1) / groups;
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
-      int const rows = 16 * step < live.depth ? live.rows : 0;
 #pragma unroll
       for (int n = 0; n < groups; ++n) {
         int const group = step * groups + n;
@@ -130,24 +144,24 @@ struct warp_sums {
                      (group + 1) / groups);
 #pragma unroll
           for (int r = n * ahead; r < (n + 1) * ahead; ++r) {
-            if (r < RowFragments && step + 1 < steps) {
+            if (r < Rows && step + 1 < steps) {
               left.load(f.left[(step + 1) % 2][r], left_tile, r, step + 1);
             }
           }
         }
         if (n == 0) between(step);
         if (group + 1 == steps * groups) next();
+        if (16 * step >= depth) continue;
         auto const& pair = f.right[group % 2];
 #pragma unroll
-        for (int r = 0; r < RowFragments; ++r) {
-          Pair::multiply(value[r][2 * n], f.left[step % 2][r], pair[0], pair[1], r < rows);
-          Pair::multiply(value[r][2 * n + 1], f.left[step % 2][r], pair[2], pair[3], r < rows);
+        for (int r = 0; r < Rows; ++r) {
+          Pair::multiply(value[r][2 * n], f.left[step % 2][r], pair[0], pair[1]);
+          Pair::multiply(value[r][2 * n + 1], f.left[step % 2][r], pair[2], pair[3]);
         }
       }
     }
   }
 
- private:
   /// Lanes whose numbers differ in bit `Bit`: the one without it keeps `low` and gets the `low` of
   /// the other as its `high`.
   template <int Bit>
