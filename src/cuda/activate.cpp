@@ -1,8 +1,104 @@
+#include "cuda/kernels/activate.hpp"
+
+#include "cuda/eights.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
-namespace moe64::cuda {
+#include <initializer_list>
+#include <string>
+#include <utility>
 
-implementation_list<activate_args> activate_list() { return {}; }
-implementation_list<activate_backward_args> activate_backward_list() { return {}; }
+namespace moe64::cuda {
+namespace {
+
+activate_parameters parameters_of(activate_args const& args) {
+  return {args.activation, args.gate, args.up, args.live_rows, args.out};
+}
+
+activate_backward_parameters parameters_of(activate_backward_args const& args) {
+  return {.spec = args.activation,
+          .gate = args.gate,
+          .up = args.up,
+          .d_out = args.d_out,
+          .row_to_slot = args.weighted_by.row_to_slot,
+          .slot_weight = args.weighted_by.slot_weight,
+          .live_rows = args.live_rows,
+          .d_gate = args.d_gate,
+          .d_up = args.d_up};
+}
+
+/// Blocks of threads for the reference kernels.
+index_t reference_tasks(tensor_view const& gate) {
+  return gate.extent[0] * ceil_div(gate.extent[1], index_t{activate_threads});
+}
+
+/// Whether all operands that are there are of one type of 16 bits and can be taken in eights.
+support takes_eights(std::initializer_list<std::pair<char const*, tensor_view>> operands) {
+  dtype const type = operands.begin()->second.type;
+  for (auto const& [label, tensor] : operands) {
+    if (!tensor.present()) continue;
+    if (tensor.type != type || bits(type) != 16) {
+      return support::no(std::string(label) + " is " + std::string(name(tensor.type)) +
+                         ": all must be bf16 or all f16");
+    }
+    support const answer = can_take_eights(label, tensor);
+    if (!answer) return answer;
+  }
+  return support::yes();
+}
+
+void run_reference(activate_args const& args, stream where) {
+  launcher on("activate", args, where);
+  on.launch(activate_reference_kernel(args.activation.kind),
+            {on.blocks_for(reference_tasks(args.gate), 8), activate_threads}, parameters_of(args));
+}
+
+support takes_vectors(activate_args const& args) {
+  return takes_eights({{"gate", args.gate}, {"up", args.up}, {"out", args.out}});
+}
+
+void run_vectors(activate_args const& args, stream where) {
+  launcher on("activate", args, where);
+  index_t const tiles = ceil_div(args.gate.extent[0], activate_tile_rows) *
+                        ceil_div(args.gate.extent[1], activate_tile_cols);
+  on.launch(activate_vectors_kernel(args.activation.kind, args.gate.type),
+            {on.blocks_for(tiles, 8), activate_threads}, parameters_of(args));
+}
+
+void run_backward_reference(activate_backward_args const& args, stream where) {
+  launcher on("activate_backward", args, where);
+  on.launch(activate_backward_reference_kernel(args.activation.kind),
+            {on.blocks_for(reference_tasks(args.gate), 8), activate_threads}, parameters_of(args));
+}
+
+support takes_vectors(activate_backward_args const& args) {
+  return takes_eights({{"gate", args.gate},
+                       {"up", args.up},
+                       {"d_out", args.d_out},
+                       {"d_gate", args.d_gate},
+                       {"d_up", args.d_up}});
+}
+
+void run_backward_vectors(activate_backward_args const& args, stream where) {
+  launcher on("activate_backward", args, where);
+  index_t const tiles = ceil_div(args.gate.extent[0], activate_backward_tile_rows) *
+                        ceil_div(args.gate.extent[1], activate_tile_cols);
+  on.launch(activate_backward_vectors_kernel(args.activation.kind, args.gate.type),
+            {on.blocks_for(tiles, 8), activate_threads}, parameters_of(args));
+}
+
+constexpr implementation<activate_args> activators[] = {
+    {"vectors", takes_vectors, run_vectors},
+    {"reference", any_call<activate_args>, run_reference},
+};
+constexpr implementation<activate_backward_args> backward_activators[] = {
+    {"vectors", takes_vectors, run_backward_vectors},
+    {"reference", any_call<activate_backward_args>, run_backward_reference},
+};
+
+}  // namespace
+
+implementation_list<activate_args> activate_list() { return activators; }
+implementation_list<activate_backward_args> activate_backward_list() { return backward_activators; }
 
 }  // namespace moe64::cuda

@@ -1,0 +1,35 @@
+#include "cuda/eights.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace moe64::cuda {
+
+support can_take_eights(char const* argument, tensor_view const& tensor) {
+  std::string const label(argument);
+  int const last = tensor.rank - 1;
+  if (tensor.extent[last] % 8 != 0) {
+    return support::no(label + " has " + std::to_string(tensor.extent[last]) +
+                       " columns, not a multiple of 8");
+  }
+  if (tensor.stride[last] != 1) {
+    return support::no("columns of " + label + " are not adjacent");
+  }
+  index_t const bytes_of_8 = bits(tensor.type);
+  index_t const alignment = std::min<index_t>(bytes_of_8, 16);
+  bool aligned =
+      reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(alignment) == 0;
+  for (int d = 0; d < last; ++d) {
+    bool const whole_bytes = tensor.stride[d] * bits(tensor.type) % 8 == 0;
+    bool const whole_vectors = tensor.stride[d] * bits(tensor.type) / 8 % alignment == 0;
+    aligned = aligned && (tensor.extent[d] <= 1 || (whole_bytes && whole_vectors));
+  }
+  if (!aligned) {
+    return support::no("rows of " + label + " do not start at multiples of " +
+                       std::to_string(alignment) + " bytes");
+  }
+  return support::yes();
+}
+
+}  // namespace moe64::cuda

@@ -1,0 +1,46 @@
+#pragma once
+
+#include "cuda/kernel.hpp"
+#include "moe64/ops.hpp"
+
+namespace moe64::cuda {
+
+/// What the kernels of activate read and write.
+struct activate_parameters {
+  activation_spec spec;
+  tensor_view gate, up;   ///< [rows, inter] f32, bf16, f16; up absent when not gated
+  tensor_view live_rows;  ///< [1] int64, or absent
+  tensor_view out;        ///< [rows, inter] f32, bf16, f16
+};
+
+/// What the kernels of activate_backward read and write.
+struct activate_backward_parameters {
+  activation_spec spec;
+  tensor_view gate, up, d_out;  ///< [rows, inter] f32, bf16, f16; up absent when not gated
+  tensor_view row_to_slot;      ///< [rows] int64, or absent when d_out is not weighted
+  tensor_view slot_weight;      ///< [rows] f32, likewise
+  tensor_view live_rows;        ///< [1] int64, or absent
+  tensor_view d_gate, d_up;     ///< [rows, inter] f32, bf16, f16; d_up absent when not gated
+};
+
+/// Threads of a block of every kernel here.
+inline constexpr int activate_threads = 256;
+
+/// One number per thread at a time; any strides and types. A block takes `activate_threads` columns
+/// of a row at a time.
+[[nodiscard]] kernel<activate_parameters> activate_reference_kernel(activation kind);
+[[nodiscard]] kernel<activate_backward_parameters> activate_backward_reference_kernel(
+    activation kind);
+
+/// Columns and rows that a block of the kernels below takes at a time.
+inline constexpr int activate_tile_cols = 256;
+inline constexpr int activate_tile_rows = 16;
+inline constexpr int activate_backward_tile_rows = 8;
+
+/// Eight numbers per thread at a time; all operands bf16 or all f16, columns adjacent, eight of
+/// them aligned to 16 bytes, their number a multiple of 8.
+[[nodiscard]] kernel<activate_parameters> activate_vectors_kernel(activation kind, dtype type);
+[[nodiscard]] kernel<activate_backward_parameters> activate_backward_vectors_kernel(activation kind,
+                                                                                    dtype type);
+
+}  // namespace moe64::cuda

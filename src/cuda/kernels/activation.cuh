@@ -1,0 +1,124 @@
+#pragma once
+
+#include "cuda/kernels/functions.cuh"
+#include "moe64/ops.hpp"
+
+#include <type_traits>
+
+/// The activations of one pair of numbers and their slopes, bit for bit as the vectors of the CPU
+/// backend compute them. All 32 lanes of a warp must call them together.
+namespace moe64::cuda {
+
+/// A function of one number and its derivative.
+struct point {
+  float value, slope;
+};
+
+/// x * sigmoid(alpha * x)
+__device__ inline point swish(float x, float alpha, sixteenth_powers const& powers) {
+  float const scaled = alpha * x;
+  sigmoid_pair const s = sigmoid_of(scaled, powers);
+  return {x * s.value, s.value * __fmaf_rn(scaled, s.rest, 1.0F)};
+}
+
+__device__ inline point gelu(float x, sixteenth_powers const& powers) {
+  constexpr float inverse_sqrt_2pi = 0.39894228040143268F;
+  normal_pair const normal = normal_of(x, powers);
+  return {x * normal.cdf, __fmaf_rn(x, normal.bell * inverse_sqrt_2pi, normal.cdf)};
+}
+
+__device__ inline point gelu_tanh(float x, sixteenth_powers const& powers) {
+  constexpr float slope = 0.79788456080286536F;  // sqrt(2 / pi)
+  constexpr float cubic = 0.044715F;
+  float const square = x * x;
+  // (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its digits far left of zero.
+  sigmoid_pair const s = sigmoid_of(2.0F * slope * x * __fmaf_rn(cubic, square, 1.0F), powers);
+  float const steepness = 2.0F * slope * __fmaf_rn(3.0F * cubic, square, 1.0F);
+  // Far out the steepness overflows; there the curve is a line and bends no more.
+  float const bend = s.value * s.rest;
+  float const curved = x * bend * steepness;
+  return {x * s.value, s.value + (bend == 0.0F ? 0.0F : curved)};
+}
+
+__device__ inline point relu2(float x) {
+  // Written so that NaN passes: it is neither positive nor a reason for zero.
+  float const positive = x < 0.0F ? 0.0F : x;
+  return {positive * positive, 2.0F * positive};
+}
+
+/// out = first(gate) * second(up), with the derivatives of both factors; second is 1 when not
+/// gated.
+struct factors {
+  point first, second;
+};
+
+template <activation Kind>
+__device__ inline factors factors_of(activation_spec const& spec, float gate, float up,
+                                     sixteenth_powers const& powers) {
+  if constexpr (Kind == activation::gptoss_glu || Kind == activation::clamped_silu_glu) {
+    constexpr bool gptoss = Kind == activation::gptoss_glu;
+    bool const gate_above = gate > spec.limit;
+    point first = swish(gate_above ? spec.limit : gate, gptoss ? spec.alpha : 1.0F, powers);
+    if (gate_above) first.slope = 0.0F;
+    bool const above = up > spec.limit, below = up < -spec.limit;
+    float const bounded = above ? spec.limit : (below ? -spec.limit : up);
+    return {first, {gptoss ? bounded + 1.0F : bounded, above || below ? 0.0F : 1.0F}};
+  } else {
+    constexpr bool gated = is_gated(Kind);
+    point const second = {gated ? up : 1.0F, gated ? 1.0F : 0.0F};
+    if constexpr (Kind == activation::silu_glu || Kind == activation::silu) {
+      return {swish(gate, 1.0F, powers), second};
+    } else if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) {
+      return {gelu(gate, powers), second};
+    } else if constexpr (Kind == activation::gelu_tanh_glu) {
+      return {gelu_tanh(gate, powers), second};
+    } else {
+      return {relu2(gate), second};
+    }
+  }
+}
+
+/// activation(gate, up) before its one rounding.
+template <activation Kind>
+__device__ inline float activated(activation_spec const& spec, float gate, float up,
+                                  sixteenth_powers const& powers) {
+  factors const f = factors_of<Kind>(spec, gate, up, powers);
+  return f.first.value * f.second.value;
+}
+
+/// Gradients of gate and up where that of the output is d.
+struct gate_up_gradient {
+  float gate, up;
+};
+template <activation Kind>
+__device__ inline gate_up_gradient gradient_of(activation_spec const& spec, float gate, float up,
+                                               float d, sixteenth_powers const& powers) {
+  factors const f = factors_of<Kind>(spec, gate, up, powers);
+  return {d * f.second.value * f.first.slope, d * f.first.value * f.second.slope};
+}
+
+/// visitor(constant) with the kind as a constant; of host and device.
+template <class Visitor>
+__host__ __device__ auto visit_kind(activation kind, Visitor const& visitor) {
+  using enum activation;
+  switch (kind) {
+    case gelu_glu:
+      return visitor(std::integral_constant<activation, gelu_glu>{});
+    case gelu_tanh_glu:
+      return visitor(std::integral_constant<activation, gelu_tanh_glu>{});
+    case gptoss_glu:
+      return visitor(std::integral_constant<activation, gptoss_glu>{});
+    case clamped_silu_glu:
+      return visitor(std::integral_constant<activation, clamped_silu_glu>{});
+    case silu:
+      return visitor(std::integral_constant<activation, silu>{});
+    case gelu:
+      return visitor(std::integral_constant<activation, gelu>{});
+    case relu2:
+      return visitor(std::integral_constant<activation, relu2>{});
+    default:
+      return visitor(std::integral_constant<activation, silu_glu>{});
+  }
+}
+
+}  // namespace moe64::cuda
