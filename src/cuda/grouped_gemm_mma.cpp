@@ -152,6 +152,14 @@ grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args, index_t ou
   return p;
 }
 
+codes_kind kind_of(grouped_gemm_args const& args) {
+  if (args.weights.is_plain()) return codes_kind::none;
+  mma_scale_grid const grid = *grid_of(args, 128);
+  index_t const k = args.transpose ? args.weights.part_rows() : args.weights.cols();
+  bool const one_scale = (orientation(args).deep() ? grid.shift_k : grid.shift_n) >= 4;
+  return one_scale && k % 64 == 0 ? codes_kind::even : codes_kind::careful;
+}
+
 /// From the rows that an expert has on average; whatever it says, the bits are the same.
 mma_size size_of(index_t rows, index_t experts) {
   index_t const each = ceil_div(rows, std::max<index_t>(experts, 1));
@@ -190,7 +198,7 @@ support takes(grouped_gemm_args const& args) {
     if (support const values = takes_part(stack.part(part), way); !values) return values;
   }
   for (mma_size const size : {mma_size::few, mma_size::many}) {
-    index_t const outs = grouped_gemm_mma_shape(size, true).outs;
+    index_t const outs = grouped_gemm_mma_shape(size, codes_kind::even).outs;
     if (!stack.is_plain() && !grid_of(args, outs)) {
       return support::no(fmt::format("scale {} does not divide a stage of {} x 64",
                                      to_string(stack.layout()), outs));
@@ -199,24 +207,24 @@ support takes(grouped_gemm_args const& args) {
   return takes_low_rank(args);
 }
 
-mma_size size_that_fits(launcher const& on, mma_size wanted, bool quantized) {
+mma_size size_that_fits(launcher const& on, mma_size wanted, codes_kind codes) {
   // What the kernels declare themselves, and what the system keeps of each block's.
   constexpr index_t declared = 4096;
   index_t const limit = on.shared_bytes();
   for (mma_size const size : {mma_size::many, mma_size::some}) {
     if (size > wanted) continue;
-    if (grouped_gemm_mma_shape(size, quantized).shared_bytes + declared <= limit) return size;
+    if (grouped_gemm_mma_shape(size, codes).shared_bytes + declared <= limit) return size;
   }
   return mma_size::few;
 }
 
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
-  bool const quantized = !args.weights.is_plain();
+  codes_kind const codes = kind_of(args);
   mma_size const wanted = size_of(args.x.rows(), args.weights.experts());
-  mma_size const size = size_that_fits(on, wanted, quantized);
-  mma_shape const shape = grouped_gemm_mma_shape(size, quantized);
-  mma_variant const variant = {args.x.type() == dtype::bf16, orientation(args).deep(), quantized};
+  mma_size const size = size_that_fits(on, wanted, codes);
+  mma_shape const shape = grouped_gemm_mma_shape(size, codes);
+  mma_variant const variant = {args.x.type() == dtype::bf16, orientation(args).deep(), codes};
   index_t const tiles = most_tiles(args, shape.rows, shape.outs);
   on.launch(grouped_gemm_mma_kernel(size, variant),
             {on.blocks_for(tiles, shape.blocks_each), shape.threads, shape.shared_bytes},

@@ -42,7 +42,7 @@ class gemm_copies {
     if constexpr (Quantized) store_scales();
     if (number_ < tiles_.count()) {
       shared_address const to = shared_address_of(shared_) + slot_ * Shape::stage_bytes(Quantized);
-      int const depth = static_cast<int>(min(k_left_, index_t{stage_depth}));
+      int const depth = within(k_left_, stage_depth);
       copy_tile<Shape::threads, Shape::rows, 8, true>(to, {x_, Shape::threads / 8 * p_.x_row_bytes},
                                                       {x_rows_, depth * 2});
       copy_weights(to + Shape::x_bytes, depth);
@@ -70,8 +70,8 @@ class gemm_copies {
     gemm_place const place(p_, tiles_.at(number_), Shape::outs);
     part_ = p_.k_parts == 2 ? k_part : place.part;
     k_left_ = p_.k_part;
-    x_rows_ = static_cast<int>(place.at.rows);
-    n_count_ = static_cast<int>(min(p_.n_part - place.n_begin, index_t{Shape::outs}));
+    x_rows_ = within(place.at.rows, Shape::rows);
+    n_count_ = within(p_.n_part - place.n_begin, Shape::outs);
     std::uint8_t const* const x =
         p_.x + place.at.row_begin * p_.x_row_bytes + k_part * p_.k_part * 2;
     x_ = chunks_of_thread<Shape::threads, 8>(x, p_.x_row_bytes).first;
@@ -122,8 +122,8 @@ class gemm_copies {
 
   __device__ void open_scales(gemm_place const& place) {
     mma_scale_grid const& grid = p_.grid;
-    int const first_n = static_cast<int>(threadIdx.x) % grid.scales_n;
-    int const first_k = static_cast<int>(threadIdx.x) / grid.scales_n;
+    int const first_n = thread_number() % grid.scales_n;
+    int const first_k = thread_number() / grid.scales_n;
     index_t const n =
         first_n + (grid.scales_n > 1 ? place.n_begin >> grid.shift_n
                                      : place.n_begin / Shape::outs / grid.tiles_per_scale);
@@ -148,21 +148,24 @@ class gemm_copies {
     int const step = Shape::threads / grid.scales_n;  // along k, to the next scale of this thread
 #pragma unroll
     for (int i = 0; i < scales_each; ++i) {
-      pending_[i] = 0.0F;
-      bool const wanted = static_cast<int>(threadIdx.x) / grid.scales_n + i * step < grid.scales_k;
+      pending_[i] = 0;
+      bool const wanted = thread_number() / grid.scales_n + i * step < grid.scales_k;
       if (!wanted || scale_k_ + i * step >= grid.limit_k) continue;
-      float const scale =
-          load_number(grid.type, weights().scales, scale_ + i * step * weights().scale_k);
-      pending_[i] = grid.global_divides ? __fdiv_rn(scale, global_) : scale * global_;
+      pending_[i] = load_code(grid.type, weights().scales, scale_ + i * step * weights().scale_k);
     }
     pending_slot_ = slot_;
+    pending_global_ = global_;
   }
   __device__ void store_scales() {
     if (pending_slot_ < 0) return;
     auto* const to = reinterpret_cast<float*>(shared_ + pending_slot_ * Shape::stage_bytes(true) +
                                               Shape::x_bytes + Shape::code_bytes);
 #pragma unroll
-    for (int i = 0; i < scales_each; ++i) to[threadIdx.x + i * Shape::threads] = pending_[i];
+    for (int i = 0; i < scales_each; ++i) {
+      float const scale = scale_of_code(p_.grid.type, pending_[i]);
+      to[threadIdx.x + i * Shape::threads] =
+          p_.grid.global_divides ? __fdiv_rn(scale, pending_global_) : scale * pending_global_;
+    }
     pending_slot_ = -1;
   }
 
@@ -179,13 +182,14 @@ class gemm_copies {
 
   index_t scale_, scale_k_, stages_left_;
   float global_;
-  float pending_[scales_each];
+  float pending_global_;
+  std::uint32_t pending_[scales_each];  ///< as stored: nobody waits for them here
   int pending_slot_ = -1;
 };
 
 /// Codes of a stage to 16-bit numbers, a quarter of them at a time, between the products of the
 /// stage before.
-template <class Pair, class Shape, bool Deep>
+template <class Pair, class Shape, bool Deep, bool Careful>
 class gemm_decoder {
  public:
   __device__ explicit gemm_decoder(grouped_gemm_mma_parameters const& p) : p_(p) {}
@@ -193,40 +197,41 @@ class gemm_decoder {
   /// `depth`: numbers along k that exist.
   __device__ void decode(std::uint8_t const* codes, std::uint8_t* to, int quarter,
                          int depth) const {
-    static_assert(Shape::outs * stage_depth / code_run == 4 * Shape::threads);
-    int const run = static_cast<int>(threadIdx.x) + quarter * Shape::threads;
-    constexpr int line_runs = (Deep ? stage_depth : Shape::outs) / code_run;
-    int const line = run / line_runs, along = run % line_runs * code_run;
+    // A quarter is a number of whole lines, so all runs of a thread lie at the same place of
+    // theirs.
+    static_assert(lines * line_runs == 4 * Shape::threads && Shape::threads % (8 * line_runs) == 0);
+    int const line = thread_number() / line_runs + quarter * (lines / 4);
+    int const along = thread_number() % line_runs * code_run;
     int const n = Deep ? line : along, k = Deep ? along : line;
     auto const* const scales = reinterpret_cast<float const*>(codes + Shape::code_bytes);
 
-    half_run const numbers = halves_of(p_.code, load(codes, run));
+    half_run const numbers =
+        halves_of(p_.code, load(codes, thread_number() + quarter * Shape::threads));
     std::uint32_t out[8];
-    bool const one_scale = (Deep ? p_.grid.shift_k : p_.grid.shift_n) >= 4;
     float const scale = scales[scale_index(n, k)];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      float2 const pair = f16_pair::numbers(numbers.pair[i]);
-      float low = scale, high = scale;
-      if (!one_scale) {
-        low = scales[Deep ? scale_index(n, k + 2 * i) : scale_index(n + 2 * i, k)];
-        high = scales[Deep ? scale_index(n, k + 2 * i + 1) : scale_index(n + 2 * i + 1, k)];
+      float2 pair = f16_pair::numbers(numbers.pair[i]);
+      if constexpr (Careful) {
+        int const first = 2 * i, second = 2 * i + 1;
+        pair.x *= scales[Deep ? scale_index(n, k + first) : scale_index(n + first, k)];
+        pair.y *= scales[Deep ? scale_index(n, k + second) : scale_index(n + second, k)];
+        // Zero, not zero times a scale that may be no number.
+        if (k + (Deep ? first : 0) >= depth) pair.x = 0.0F;
+        if (k + (Deep ? second : 0) >= depth) pair.y = 0.0F;
+      } else {
+        pair.x *= scale;
+        pair.y *= scale;
       }
-      out[i] = Pair::of(pair.x * low, pair.y * high);
+      out[i] = Pair::of(pair.x, pair.y);
     }
-    if (depth < stage_depth) {
-      // Zero, not zero times a scale that may be no number.
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        int const at = Deep ? k + 2 * i : k;
-        if (at >= depth) out[i] = 0;
-        if (Deep && at + 1 == depth) out[i] &= 0xffffU;
-      }
-    }
-    store(to, line, 2 * (along / code_run), out);
+    store(to, quarter, out);
   }
 
  private:
+  static constexpr int lines = Deep ? Shape::outs : stage_depth;
+  static constexpr int line_runs = (Deep ? stage_depth : Shape::outs) / code_run;
+
   [[nodiscard]] __device__ code_words load(std::uint8_t const* codes, int run) const {
     if (p_.code == dtype::int4 || p_.code == dtype::fp4) {
       uint2 const words = *reinterpret_cast<uint2 const*>(codes + run * (code_run / 2));
@@ -242,14 +247,15 @@ class gemm_decoder {
 
   /// Two chunks of a line; every other group of four threads begins with the second, so that eight
   /// threads never meet in a bank.
-  __device__ static void store(std::uint8_t* to, int line, int chunk,
-                               std::uint32_t const (&run)[8]) {
-    constexpr int line_chunks = (Deep ? stage_depth : Shape::outs) / chunk_numbers;
-    auto* const tile = reinterpret_cast<uint4*>(to) + line * line_chunks;
+  __device__ static void store(std::uint8_t* to, int quarter, std::uint32_t const (&run)[8]) {
+    int const line = thread_number() / line_runs;
+    int const chunk = thread_number() % line_runs * 2;
     bool const second_first = (chunk & 8) != 0;
     uint4 const first = {run[0], run[1], run[2], run[3]}, second = {run[4], run[5], run[6], run[7]};
-    tile[(chunk + (second_first ? 1 : 0)) ^ (line % 8)] = second_first ? second : first;
-    tile[(chunk + (second_first ? 0 : 1)) ^ (line % 8)] = second_first ? first : second;
+    int const at = line * line_runs * 2 + ((chunk + (second_first ? 1 : 0)) ^ (line % 8));
+    auto* const tile = reinterpret_cast<uint4*>(to) + quarter * (lines / 4) * line_runs * 2;
+    tile[at] = second_first ? second : first;
+    tile[at ^ 1] = second_first ? first : second;
   }
 
   grouped_gemm_mma_parameters const& p_;

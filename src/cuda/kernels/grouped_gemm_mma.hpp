@@ -62,16 +62,23 @@ struct mma_shape {
   index_t blocks_each;  ///< blocks that a multiprocessor of sm_90 holds
 };
 
+/// What weights are.
+enum class codes_kind {
+  none,     ///< numbers of the type of x
+  even,     ///< codes, each 16 contiguous ones of one scale, whole stages of them along k
+  careful,  ///< any codes; always with tiles of 32 rows
+};
+
 /// Which of the kernels a call needs.
 struct mma_variant {
   bool bf16;  ///< type of x; otherwise f16
   bool deep;  ///< k is contiguous in the weights; otherwise n
-  bool quantized;
+  codes_kind codes;
 };
 
 enum class mma_size { few, some, many };  ///< rows of a tile: 16, 64, 128
 
-[[nodiscard]] mma_shape grouped_gemm_mma_shape(mma_size size, bool quantized);
+[[nodiscard]] mma_shape grouped_gemm_mma_shape(mma_size size, codes_kind codes);
 [[nodiscard]] kernel<grouped_gemm_mma_parameters> grouped_gemm_mma_kernel(mma_size size,
                                                                           mma_variant const& of);
 /// d_weights of bf16 or f16 operands; shape as of plain weights, not `few`.

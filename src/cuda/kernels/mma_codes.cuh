@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/float8.hpp"
 #include "cuda/kernels/mma.cuh"
 #include "moe64/dtype.hpp"
 
@@ -106,6 +107,33 @@ __device__ inline half_run halves_of(dtype type, code_words const& codes) {
       nibbles([](std::uint32_t word, int i) { return fp4_halves(word, i); });
   }
   return run;
+}
+
+/// Scale i of an array as it is stored, and its number.
+__device__ inline std::uint32_t load_code(dtype type, void const* scales, index_t i) {
+  switch (type) {
+    case dtype::f32:
+      return static_cast<std::uint32_t const*>(scales)[i];
+    case dtype::bf16:
+    case dtype::f16:
+      return static_cast<std::uint16_t const*>(scales)[i];
+    default:
+      return static_cast<std::uint8_t const*>(scales)[i];
+  }
+}
+__device__ inline float scale_of_code(dtype type, std::uint32_t code) {
+  switch (type) {
+    case dtype::f32:
+      return __uint_as_float(code);
+    case dtype::bf16:
+      return bf16_pair::low(code);
+    case dtype::f16:
+      return f16_pair::low(code);
+    case dtype::e8m0:
+      return decode_e8m0(static_cast<std::uint8_t>(code));
+    default:
+      return decode_float<e4m3_format>(code);
+  }
 }
 
 }  // namespace moe64::cuda
