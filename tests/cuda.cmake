@@ -76,3 +76,25 @@ file(GLOB card_tests CONFIGURE_DEPENDS cuda/*_test.cpp)
 if(card_tests)
   moe64_cuda_program(moe64_cuda cuda 300 ${card_tests})
 endif()
+
+# --- mistakes on purpose ---------------------------------------------------------------------------------------------------
+
+add_executable(moe64_cuda_fault cuda_fault/main.cpp cuda_fault/kernels.cu)
+moe64_compile_options(moe64_cuda_fault)
+target_link_libraries(moe64_cuda_fault PRIVATE moe64_for_tests)
+add_test(NAME cuda.fault_is_reported_by_its_name COMMAND moe64_cuda_fault nowhere)
+set(fault_tests cuda.fault_is_reported_by_its_name)
+find_program(MOE64_COMPUTE_SANITIZER compute-sanitizer HINTS "${CUDAToolkit_BIN_DIR}")
+if(MOE64_COMPUTE_SANITIZER) # each of its tools is shown to find what it is there for
+  foreach(pair memcheck:bounds initcheck:uninitialised racecheck:race)
+    string(REPLACE ":" ";" pair ${pair})
+    list(GET pair 0 tool)
+    list(GET pair 1 kind)
+    set(name cuda.${tool}_finds_${kind})
+    add_test(NAME ${name} COMMAND ${MOE64_COMPUTE_SANITIZER} --tool ${tool} $<TARGET_FILE:moe64_cuda_fault> ${kind})
+    set_tests_properties(${name} PROPERTIES PASS_REGULAR_EXPRESSION "(ERROR|RACECHECK) SUMMARY: [1-9]"
+                                            SKIP_REGULAR_EXPRESSION "skipped: |Device not supported")
+    list(APPEND fault_tests ${name})
+  endforeach()
+endif()
+set_tests_properties(${fault_tests} PROPERTIES LABELS cuda TIMEOUT 120 RESOURCE_LOCK cuda SKIP_RETURN_CODE 77)

@@ -88,6 +88,11 @@ void problem_case::prepare() { state_->memory.poison(); }
 
 void problem_case::execute(stream where) const { state_->scene->execute(where); }
 
+void problem_case::collect(stream where) const {
+  wait(where);
+  state_->memory.download();
+}
+
 index_t problem_case::routings() const { return state_->scene->routings(); }
 
 void problem_case::use_routing(index_t routing) { state_->scene->use_routing(routing); }
@@ -115,6 +120,8 @@ index_t problem_case::device_bytes() const { return state_->memory.device_bytes(
 
 index_t problem_case::operand_bytes() const { return state_->memory.touched() - workspace_bytes(); }
 
+std::vector<named_tensor> problem_case::outputs() const { return state_->scene->outputs(); }
+
 tensor_view problem_case::output(std::string_view name) const {
   std::string names;
   for (named_tensor const& output : state_->scene->outputs()) {
@@ -126,8 +133,7 @@ tensor_view problem_case::output(std::string_view name) const {
 }
 
 verification problem_case::verify(stream where, double budget, progress_report progress) const {
-  wait(where);
-  state_->memory.download();
+  collect(where);
   verification result;
   result.implementation = implementation(where);
   result.skipped_slots = state_->scene->skipped_slots();

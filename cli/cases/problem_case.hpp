@@ -61,6 +61,8 @@ class problem_case {
   /// from now on. The first is the one that verify knows.
   [[nodiscard]] index_t routings() const;
   void use_routing(index_t routing);
+  /// Wait for what was executed, and let output() show it.
+  void collect(stream where) const;
   /// Compare what the last execution left with the oracle.
   [[nodiscard]] verification verify(stream where, double budget = default_budget,
                                     progress_report progress = {}) const;
@@ -77,6 +79,7 @@ class problem_case {
   [[nodiscard]] index_t operand_bytes() const;
   /// Bytes that the case takes on its CUDA device.
   [[nodiscard]] index_t device_bytes() const;
+  [[nodiscard]] std::vector<named_tensor> outputs() const;
   /// Outputs by name; errc::invalid_argument for one that the problem does not have.
   [[nodiscard]] tensor_view output(std::string_view name) const;
 
