@@ -72,6 +72,15 @@ TEST_F(memory, support_says_why_not) {
   EXPECT_EQ(machine.last_error(), 0);
 }
 
+TEST_F(memory, the_cpu_is_no_cuda_device) {
+  EXPECT_MOE64_ERROR(cuda_buffer(64, device::cpu()), errc::device_mismatch, "[cuda_buffer] cpu");
+  EXPECT_MOE64_ERROR(cuda_queue(device::cpu()), errc::device_mismatch, "[cuda_queue] cpu");
+  EXPECT_MOE64_ERROR(cuda_wait({device::cpu(), nullptr}), errc::device_mismatch, "[cuda_wait]");
+  char from[4] = {}, to[4] = {};
+  EXPECT_MOE64_ERROR(cuda_copy(to, from, 4, {device::cpu(), nullptr}), errc::device_mismatch,
+                     "[cuda_copy]");
+}
+
 TEST_F(memory, info_of_a_device) {
   make_current(1);
   cuda_device_info const info = cuda_info(device::cuda(5));
