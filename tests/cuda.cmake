@@ -77,6 +77,9 @@ if(card_tests)
   moe64_cuda_program(moe64_cuda cuda 300 ${card_tests})
 endif()
 
+file(GLOB huge_tests CONFIGURE_DEPENDS huge_cuda/*_test.cpp)
+moe64_cuda_program(moe64_huge_cuda huge_cuda 900 ${huge_tests})
+
 # --- mistakes on purpose ---------------------------------------------------------------------------------------------------
 
 add_executable(moe64_cuda_fault cuda_fault/main.cpp cuda_fault/kernels.cu)
