@@ -47,11 +47,11 @@ std::vector<runtime_call> every_call() {
 
 std::string name(runtime_call call) {
   constexpr char const* names[] = {
-      "device_count",  "get_device",   "set_device",    "properties",    "multiprocessors",
-      "memory_free",   "owner",        "stream_device", "launch",        "fill",
-      "copy",          "allocate",     "release",       "create_stream", "destroy_stream",
-      "wait",          "create_event", "destroy_event", "record",        "elapsed",
-      "begin_capture", "end_capture",  "replay",        "destroy_graph"};
+      "device_count",   "get_device",    "set_device",   "properties",    "multiprocessors",
+      "shared_bytes",   "memory_free",   "owner",        "stream_device", "launch",
+      "fill",           "copy",          "allocate",     "release",       "create_stream",
+      "destroy_stream", "wait",          "create_event", "destroy_event", "record",
+      "elapsed",        "begin_capture", "end_capture",  "replay",        "destroy_graph"};
   return names[static_cast<int>(call)];
 }
 
@@ -174,6 +174,12 @@ struct mock_table {
   static cuda::status multiprocessors(int device, int* count) {
     return m().call(runtime_call::multiprocessors, [&] {
       *count = mock_cuda::multiprocessors;
+      return exists(device) ? 0 : invalid_device;
+    });
+  }
+  static cuda::status shared_bytes(int device, int* bytes) {
+    return m().call(runtime_call::shared_bytes, [&] {
+      *bytes = 227 << 10;
       return exists(device) ? 0 : invalid_device;
     });
   }
@@ -341,6 +347,7 @@ runtime const& the_runtime() {
       .set_device = mock_table::set_device,
       .properties = mock_table::properties,
       .multiprocessors = mock_table::multiprocessors,
+      .shared_bytes = mock_table::shared_bytes,
       .memory_free = mock_table::memory_free,
       .owner = mock_table::owner,
       .stream_device = mock_table::stream_device,

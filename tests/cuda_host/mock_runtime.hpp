@@ -22,6 +22,7 @@ enum class runtime_call {
   set_device,
   properties,
   multiprocessors,
+  shared_bytes,
   memory_free,
   owner,
   stream_device,
