@@ -131,6 +131,7 @@ Examples:
   moe64 run DIR --layer 3 --tokens 64
   moe64 run DIR --layer 3 --tokens 512 --backward --threads 8 --json
   moe64 run DIR --layer 61 --mtp --tokens 4
+  moe64 run DIR --layer 3 --tokens 8192 --device cuda:0
 
 )") + exit_codes;
 }
@@ -146,6 +147,7 @@ Examples:
   moe64 verify tokens=16 hidden=512 inter=384 experts=8 top_k=2 backward=1
   moe64 verify "op=gather tokens=100" "op=combine tokens=100"
   moe64 verify -f bench/problems/smoke.txt --json
+  moe64 verify device=cuda:0 tokens=100 backward=1
   moe64 verify --data exact op=grouped_gemm weight=int4 scale=group:32
 
 )") + keys +
@@ -160,11 +162,14 @@ routings, so that their experts come from memory. Prints time, arithmetic and
 memory rates, the share of the limit that binds (copying, reading or arithmetic
 on registers, measured when the command starts), the rate at which weights were
 streamed, workspace and peak memory. backward=1 times a layer forward and
-backward; for an operation it times the gradient alone.
+backward; for an operation it times the gradient alone. With device=cuda:N the
+time is that of the device, in replays of a CUDA graph, the limit a copy on it,
+and the peak what the problem takes there.
 
 Examples:
   moe64 bench tokens=1
   moe64 bench "tokens=1 weight=bf16" "tokens=1 weight=e4m3" --threads 4
+  moe64 bench device=cuda:0 op=gather tokens=8192 hidden=7168 top_k=8 experts=256
   moe64 bench -f bench/problems/models.txt --json > models.jsonl
 
 )") + keys +
@@ -173,8 +178,9 @@ Examples:
 
 std::string doctor() {
   return R"(
-Prints version, compiler, CPU, memory and devices, and for each operation the
-implementation that would run and why. Send its output along with a bug report.
+Prints version, compiler, CPU, memory, and the CUDA devices or why CUDA is off,
+and for each operation the implementation that would run, on the CPU and on the
+first CUDA device, and why. Send its output along with a bug report.
 
 Examples:
   moe64 doctor

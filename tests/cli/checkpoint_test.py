@@ -181,7 +181,7 @@ class Run(Tool):
         done = self.expect(BAD_INPUT, "run", "--layer", "1", "--tokens", "4")
         self.assertIn("experts.2.up_proj", done.stderr)
         self.assertIn("layers: 0 to 2", self.expect(BAD_INPUT, "run", "--layer", "9", "--tokens", "4").stderr)
-        self.assertIn("cuda:0", self.expect(UNSUPPORTED, "run", "--layer", "0", "--device", "cuda:0").stderr)
+        self.assertIn("cuda:99", self.expect(UNSUPPORTED, "run", "--layer", "0", "--device", "cuda:99").stderr)
         self.expect(BAD_INPUT, "run", "--layer", "0", "--top-k", "5")
         self.expect(BAD_INPUT, "run", "--layer", "-1")
         self.expect(OUT_OF_MEMORY, "run", "--layer", "0", "--tokens", "1000000000000")
