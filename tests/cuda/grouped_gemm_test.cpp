@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,11 +33,7 @@ std::vector<std::vector<index_t>> const row_counts{
 
 class cuda_grouped_gemm : public testing::Test {
  protected:
-  void SetUp() override {
-    if (support const there = cuda_support(); !there) GTEST_SKIP() << there.reason();
-    queue_.emplace(device{device_kind::cuda, 0});
-  }
-  [[nodiscard]] test::cuda_target where() const { return {queue_->get()}; }
+  [[nodiscard]] static test::target_stream where() { return test::target(); }
 
   /// The implementations of CUDA that take a call.
   template <class Args>
@@ -82,8 +77,6 @@ class cuda_grouped_gemm : public testing::Test {
       EXPECT_EQ(difference(call.y.numbers(), expected.y, bound), "");
     }
   }
-
-  std::optional<cuda_queue> queue_;
 };
 
 std::string words(weight_spec const& spec, dtype io, bool transpose) {
