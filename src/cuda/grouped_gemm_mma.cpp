@@ -16,6 +16,8 @@ bool on_16_bytes(void const* data, index_t stride_bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }
 
+int log2_of(index_t power) { return std::countr_zero(static_cast<std::uint64_t>(power)); }
+
 /// How one dimension of a stage or tile of `width` numbers meets scales that `per` numbers share.
 struct scale_cut {
   int count = 1;  ///< scales of the stage
@@ -24,13 +26,10 @@ struct scale_cut {
 };
 
 std::optional<scale_cut> cut_scales(index_t per, index_t extent, index_t width) {
-  auto const log2 = [](index_t power) {
-    return std::countr_zero(static_cast<std::uint64_t>(power));
-  };
-  if (per >= extent) return scale_cut{.shift = log2(width)};
-  if (per % width == 0) return scale_cut{.shift = log2(width), .wholes = per / width};
+  if (per >= extent) return scale_cut{.shift = log2_of(width)};
+  if (per % width == 0) return scale_cut{.shift = log2_of(width), .wholes = per / width};
   if (width % per != 0) return std::nullopt;
-  return scale_cut{static_cast<int>(width / per), log2(per), 1};  // narrow-ok: at most width
+  return scale_cut{static_cast<int>(width / per), log2_of(per), 1};  // narrow-ok: at most width
 }
 
 /// The stack as the kernels see it: n counts outputs, k is summed over.
@@ -57,6 +56,7 @@ std::optional<mma_scale_grid> grid_of(grouped_gemm_args const& args, index_t out
                         .global_divides = first.global().applied == global_scale::direction::divide,
                         .scales_n = n->count,
                         .scales_k = k->count,
+                        .log_scales_n = log2_of(n->count),
                         .shift_n = n->shift,
                         .shift_k = k->shift,
                         .stages_per_scale = k->wholes,
@@ -157,7 +157,8 @@ codes_kind kind_of(grouped_gemm_args const& args) {
   mma_scale_grid const grid = *grid_of(args, 128);
   index_t const k = args.transpose ? args.weights.part_rows() : args.weights.cols();
   bool const one_scale = (orientation(args).deep() ? grid.shift_k : grid.shift_n) >= 4;
-  return one_scale && k % 64 == 0 ? codes_kind::even : codes_kind::careful;
+  if (!one_scale || k % 64 != 0) return codes_kind::careful;
+  return args.weights.type() == dtype::e4m3 ? codes_kind::e4m3 : codes_kind::even;
 }
 
 /// From the rows that an expert has on average; whatever it says, the bits are the same.
