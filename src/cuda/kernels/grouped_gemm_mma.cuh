@@ -190,33 +190,41 @@ class gemm_copies {
   int pending_slot_ = -1;
 };
 
-/// Codes of a stage to 16-bit numbers, a quarter of them at a time, and that in three pieces: they
-/// are taken between the products of the stage before, so that both kinds of units are busy.
+/// Codes of a stage to 16-bit numbers, a run of each thread at a time, and that in three pieces:
+/// they are taken between the products of the stage before, so that both kinds of units are busy.
 template <class Pair, class Shape, bool Deep, codes_kind Codes>
 class gemm_decoder {
+  static_assert(Codes == codes_kind::none || Shape::outs == mma_code_outs);
+
  public:
   __device__ explicit gemm_decoder(grouped_gemm_mma_parameters const& p) : p_(p) {}
 
-  /// Stage `codes` to tile `to`; of its numbers along k `depth` exist.
-  __device__ void decode(std::uint8_t const* codes, std::uint8_t* to, int quarter, int piece,
-                         int depth) {
-    if (piece == 0) {
-      load(codes, thread_number() + quarter * Shape::threads);
-      scale_ = scales_of(codes)[scale_index(line_of(quarter), along())];
+  /// Run and piece `number` of [0, pieces), from stage `codes` to tile `to`; of the numbers along k
+  /// `depth` exist.
+  __device__ void decode(std::uint8_t const* codes, std::uint8_t* to, int number, int depth) {
+    int const run = number / 3;
+    if (number % 3 == 0) {
+      load(codes, thread_number() + run * Shape::threads);
+      scale_ = scales_of(codes)[scale_index(line_of(run), along())];
     } else {
-      store_half(codes, to, quarter, piece == 2, depth);
+      store_half(codes, to, run, number % 3 == 2, depth);
     }
   }
-  static constexpr int pieces = 3;
 
  private:
   static constexpr int lines = Deep ? Shape::outs : stage_depth;
   static constexpr int line_runs = (Deep ? stage_depth : Shape::outs) / code_run;
-  // A quarter is a number of whole lines, so all runs of a thread lie at the same place of theirs.
-  static_assert(lines * line_runs == 4 * Shape::threads && Shape::threads % (8 * line_runs) == 0);
+  static constexpr int runs = lines * line_runs / Shape::threads;
+  // One run of each thread is a number of whole lines, so its runs lie at the same place of theirs.
+  static_assert(runs * Shape::threads == lines * line_runs &&
+                Shape::threads % (8 * line_runs) == 0);
 
-  [[nodiscard]] static __device__ int line_of(int quarter) {
-    return thread_number() / line_runs + quarter * (lines / 4);
+ public:
+  static constexpr int pieces = 3 * runs;
+
+ private:
+  [[nodiscard]] static __device__ int line_of(int run) {
+    return thread_number() / line_runs + run * (lines / runs);
   }
   [[nodiscard]] static __device__ int along() { return thread_number() % line_runs * code_run; }
   [[nodiscard]] static __device__ float const* scales_of(std::uint8_t const* codes) {
@@ -243,7 +251,7 @@ class gemm_decoder {
 
   /// One of the two chunks of the run. Where lines are long, every other group of four threads
   /// begins with the second, so that eight threads never meet in a bank.
-  __device__ void store_half(std::uint8_t const* codes, std::uint8_t* to, int quarter, bool second,
+  __device__ void store_half(std::uint8_t const* codes, std::uint8_t* to, int run, bool second,
                              int depth) const {
     if (line_runs > 4 && (thread_number() & 4) != 0) second = !second;
     half_run const numbers = halves_of(type(), codes_, second);
@@ -253,7 +261,7 @@ class gemm_decoder {
       float2 pair = f16_pair::numbers(numbers.pair[i]);
       if constexpr (Codes == codes_kind::careful) {
         int const at = along() + 2 * i + (second ? 8 : 0);
-        scale_carefully(codes, line_of(quarter), at, depth, pair);
+        scale_carefully(codes, line_of(run), at, depth, pair);
       } else {
         pair.x *= scale_;
         pair.y *= scale_;
@@ -263,7 +271,7 @@ class gemm_decoder {
     int const line = thread_number() / line_runs;
     int const chunk = 2 * (thread_number() % line_runs) + (second ? 1 : 0);
     int const at = line * line_runs * 2 + (chunk ^ (line % 8));
-    auto* const tile = reinterpret_cast<uint4*>(to) + quarter * (lines / 4) * line_runs * 2;
+    auto* const tile = reinterpret_cast<uint4*>(to) + run * (lines / runs) * line_runs * 2;
     tile[at] = {out[0], out[1], out[2], out[3]};
   }
 

@@ -78,7 +78,10 @@ struct mma_variant {
   codes_kind codes;
 };
 
-enum class mma_size { few, some, many };  ///< rows of a tile: 16, 64, 128
+/// Rows of a tile: 16, 64, and 128 of plain weights or 256 of codes.
+enum class mma_size { few, some, many };
+/// Outputs of a tile of codes, whatever its rows.
+inline constexpr index_t mma_code_outs = 128;
 
 [[nodiscard]] mma_shape grouped_gemm_mma_shape(mma_size size, codes_kind codes);
 [[nodiscard]] kernel<grouped_gemm_mma_parameters> grouped_gemm_mma_kernel(mma_size size,

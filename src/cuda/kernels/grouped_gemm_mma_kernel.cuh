@@ -123,9 +123,9 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
   __syncthreads();
   if constexpr (quantized) {
     int const depth = stages_each == 1 ? last_depth : stage_depth;
-    for (int i = 0; i < 4 * decoder.pieces; ++i) {
-      decoder.decode(shared + Shape::x_bytes, decoded, i / decoder.pieces, i % decoder.pieces,
-                     depth);
+#pragma unroll
+    for (int i = 0; i < decoder.pieces; ++i) {
+      decoder.decode(shared + Shape::x_bytes, decoded, i, depth);
     }
     __syncthreads();
   }
@@ -163,10 +163,14 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
           fragments, left, left_now, right, right_now, live, stage_depth,
           [&](int step, int group) {
             if constexpr (quantized) {
-              constexpr int groups = Shape::out_fragments / 2, pieces = decoder.pieces;
-              for (int i = pieces * group / groups; i < pieces * (group + 1) / groups; ++i) {
+              constexpr int groups = Shape::out_fragments / 2;
+              constexpr int slots = stage_depth / 16 * groups;
+              int const at = step * groups + group;
+#pragma unroll
+              for (int i = 0; i < decoder.pieces; ++i) {
+                if (i * slots / decoder.pieces != at) continue;
                 decoder.decode(shared + slot * stage_bytes + Shape::x_bytes,
-                               decoded + side * Shape::weight_bytes, step, i, next_depth);
+                               decoded + side * Shape::weight_bytes, i, next_depth);
               }
             }
           },
@@ -192,15 +196,15 @@ kernel<grouped_gemm_mma_parameters> mma_kernel_of(char const* name, mma_variant 
   return {name, of.deep ? grouped_gemm_mma<f16_pair, Shape, true, Codes>
                         : grouped_gemm_mma<f16_pair, Shape, false, Codes>};
 }
-template <class Shape>
+template <class PlainShape, class CodesShape>
 kernel<grouped_gemm_mma_parameters> mma_kernel_of(mma_variant const& of) {
   if (of.codes == codes_kind::none) {
-    return mma_kernel_of<Shape, codes_kind::none>("grouped_gemm_mma", of);
+    return mma_kernel_of<PlainShape, codes_kind::none>("grouped_gemm_mma", of);
   }
   if (of.codes == codes_kind::e4m3) {
-    return mma_kernel_of<Shape, codes_kind::e4m3>("grouped_gemm_mma_e4m3", of);
+    return mma_kernel_of<CodesShape, codes_kind::e4m3>("grouped_gemm_mma_e4m3", of);
   }
-  return mma_kernel_of<Shape, codes_kind::even>("grouped_gemm_mma_codes", of);
+  return mma_kernel_of<CodesShape, codes_kind::even>("grouped_gemm_mma_codes", of);
 }
 
 kernel<grouped_gemm_mma_parameters> mma_kernel_few(mma_variant const& of);
