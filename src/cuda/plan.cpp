@@ -43,8 +43,8 @@ support fits_one_block(plan_args const& args) {
 
 void run_one_block(plan_args const& args, stream where) {
   launcher on("plan", args, where);
-  on.launch(plan_block_kernel(), {1, plan_block_threads, plan_block_shared(args.plan.experts)},
-            parameters_of(args));
+  on.launch(plan_block_kernel(args.plan.slots()),
+            {1, plan_block_threads, plan_block_shared(args.plan.experts)}, parameters_of(args));
 }
 
 void run_chunks(plan_args const& args, stream where) {

@@ -22,12 +22,13 @@ __device__ std::int64_t sum_before(std::int64_t value, std::int64_t (&warp_sums)
   }
   if (lane == 31) warp_sums[warp] = sum;
   __syncthreads();
-  std::int64_t before = 0;
-  all = 0;
-  for (int w = 0; w < Warps; ++w) {
-    if (w == warp) before = all;
-    all += warp_sums[w];
+  std::int64_t sums = lane < Warps ? warp_sums[lane] : 0;
+  for (int step = 1; step < 32; step *= 2) {
+    std::int64_t const below = __shfl_up_sync(all_lanes, sums, step);
+    if (lane >= step) sums += below;
   }
+  all = __shfl_sync(all_lanes, sums, 31);
+  std::int64_t const before = warp == 0 ? 0 : __shfl_sync(all_lanes, sums, warp - 1);
   __syncthreads();
   return before + sum - value;
 }
@@ -61,13 +62,20 @@ struct expert_tile {
 
   /// The counts of warps become the counts of all warps before; those of the last round move on.
   __device__ void sum_warps() const {
+    constexpr int at_once = 8;
     for (int e = threadIdx.x; e < width; e += Warps * 32) {
-      std::uint32_t sum = 0;
       taken[e] += row(Warps)[e];
-      for (int warp = 0; warp < Warps; ++warp) {
-        std::uint32_t const count = row(warp)[e];
-        row(warp)[e] = static_cast<std::uint16_t>(sum);
-        sum += count;
+      std::uint32_t sum = 0;
+#pragma unroll 1
+      for (int first = 0; first < Warps; first += at_once) {
+        std::uint32_t count[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) count[i] = row(first + i)[e];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          row(first + i)[e] = static_cast<std::uint16_t>(sum);
+          sum += count[i];
+        }
       }
       row(Warps)[e] = static_cast<std::uint16_t>(sum);
     }
@@ -103,8 +111,9 @@ struct sorted_slots {
   static constexpr int nobody = -1;  ///< no expert of this plan
   static constexpr int other_tile = -2;
 
-  int expert[PerThread];  ///< within the tile, or one of these
-  int place[PerThread];   ///< among the slots of its warp
+  int expert[PerThread];    ///< within the tile, or one of these
+  int place[PerThread];     ///< among the slots of its warp
+  float weight[PerThread];  ///< of slots of this tile
 
   [[nodiscard]] static __device__ int offset(int step) {
     int const warp = threadIdx.x / 32;
@@ -119,6 +128,12 @@ struct sorted_slots {
     for (int i = 0; i < PerThread; ++i) {
       index_t const slot = begin + offset(i);
       id[i] = slot < end ? id_of(p, slot) : -1;
+    }
+    // Weights come along, so that nothing is waited for between the writes at the end.
+#pragma unroll
+    for (int i = 0; i < PerThread; ++i) {
+      index_t const slot = begin + offset(i);
+      weight[i] = slot < end ? weight_of(p, slot) : 0.0F;
     }
 #pragma unroll
     for (int i = 0; i < PerThread; ++i) {
@@ -163,9 +178,9 @@ struct sorted_slots {
       if (e >= 0) {
         std::int64_t const among = tile.taken[e] + counts[e] + place[i];
         bool const kept = p.capacity < 0 || among < p.capacity;
-        write_slot(p, slot, kept ? tile.first[e] + among : -1);
+        write_slot(p, slot, kept ? tile.first[e] + among : -1, weight[i]);
       } else if (e == nobody && first_tile) {
-        write_slot(p, slot, -1);
+        write_slot(p, slot, -1, 0.0F);
       }
     }
   }
@@ -173,10 +188,10 @@ struct sorted_slots {
 
 // ---- one block ---------------------------------------------------------------------------------
 
+template <int PerThread>
 __global__ void __launch_bounds__(plan_block_threads) plan_block(plan_parameters const p) {
   constexpr int warps = plan_block_threads / 32;
-  constexpr int per_thread = plan_block_slots / plan_block_threads;
-  static_assert(plan_block_slots <= 0xffff);
+  static_assert(PerThread * plan_block_threads <= plan_block_slots && plan_block_slots <= 0xffff);
   extern __shared__ __align__(16) std::uint8_t memory[];
   __shared__ std::int64_t warp_sums[warps];
   __shared__ block_others others;
@@ -189,7 +204,7 @@ __global__ void __launch_bounds__(plan_block_threads) plan_block(plan_parameters
     tile.taken[e] = 0;
     tile.row(warps)[e] = 0;
   }
-  sorted_slots<warps, per_thread> mine;
+  sorted_slots<warps, PerThread> mine;
   others_seen seen;
   mine.load(p, 0, slots, 0, tile.width, &seen);
   mine.rank(tile);
@@ -378,7 +393,7 @@ __global__ void __launch_bounds__(plan_block_threads) plan_reference(plan_parame
     index_t row = begin(e);
     for (index_t slot = 0; slot < slots; ++slot) {
       if (local_of(p, id_of(p, slot)) != e) continue;
-      write_slot(p, slot, row < begin(e + 1) ? row++ : -1);
+      write_slot(p, slot, row < begin(e + 1) ? row++ : -1, weight_of(p, slot));
     }
   }
   for (index_t from = 0; from < slots; from += blockDim.x) {
@@ -386,7 +401,7 @@ __global__ void __launch_bounds__(plan_block_threads) plan_reference(plan_parame
     others_seen seen;
     if (slot < slots && local_of(p, id_of(p, slot)) < 0) {
       seen.add(p, id_of(p, slot), threadIdx.x);
-      write_slot(p, slot, -1);
+      write_slot(p, slot, -1, 0.0F);
     }
     others.add(seen, from);
   }
@@ -405,7 +420,11 @@ __global__ void __launch_bounds__(plan_block_threads) plan_reference(plan_parame
 kernel<plan_parameters> plan_count_kernel() { return {"plan_count", plan_count}; }
 kernel<plan_parameters> plan_places_kernel() { return {"plan_places", plan_places}; }
 kernel<plan_parameters> plan_scatter_kernel() { return {"plan_scatter", plan_scatter}; }
-kernel<plan_parameters> plan_block_kernel() { return {"plan_block", plan_block}; }
+kernel<plan_parameters> plan_block_kernel(index_t slots) {
+  if (slots <= plan_block_threads) return {"plan_block", plan_block<1>};
+  if (slots <= 2 * plan_block_threads) return {"plan_block", plan_block<2>};
+  return {"plan_block", plan_block<4>};
+}
 kernel<plan_parameters> plan_reference_kernel() { return {"plan_reference", plan_reference}; }
 
 index_t plan_count_shared(index_t experts) {

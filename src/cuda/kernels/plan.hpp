@@ -67,8 +67,8 @@ inline constexpr int plan_block_threads = 1024;
 [[nodiscard]] index_t plan_count_shared(index_t experts);
 [[nodiscard]] index_t plan_scatter_shared(index_t experts);
 
-/// All of it in one block.
-[[nodiscard]] kernel<plan_parameters> plan_block_kernel();
+/// All of it in one block, for so many slots.
+[[nodiscard]] kernel<plan_parameters> plan_block_kernel(index_t slots);
 [[nodiscard]] index_t plan_block_shared(index_t experts);
 
 /// One block in which every thread walks over all slots for each of its experts.
