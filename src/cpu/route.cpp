@@ -1,5 +1,6 @@
 #include "cpu/route.hpp"
 
+#include "core/exponential.hpp"
 #include "core/fail.hpp"
 #include "cpu/operations.hpp"
 #include "cpu/parallel.hpp"
@@ -35,7 +36,7 @@ class token_scores {
     if (score != scoring::softmax) return;
     largest_ = -std::numeric_limits<float>::infinity();
     for (index_t e = 0; e < experts(); ++e) largest_ = std::fmax(largest_, logit(e));
-    for (index_t e = 0; e < experts(); ++e) sum_ += std::exp(logit(e) - largest_);
+    for (index_t e = 0; e < experts(); ++e) sum_ += exp_f32(logit(e) - largest_);
   }
 
   [[nodiscard]] index_t experts() const { return logits_.extent[1]; }
@@ -43,11 +44,11 @@ class token_scores {
   [[nodiscard]] float operator()(index_t e) const {
     switch (score_) {
       case scoring::softmax:
-        return std::exp(logit(e) - largest_) / sum_;
+        return exp_f32(logit(e) - largest_) / sum_;
       case scoring::softmax_of_selected:
         return logit(e);
       case scoring::sigmoid:
-        return 1.0F / (1.0F + std::exp(-logit(e)));
+        return 1.0F / (1.0F + exp_f32(-logit(e)));
     }
     return 0.0F;
   }
@@ -194,7 +195,7 @@ class token_gradient {
   /// Score before normalising; exp of the logit when the softmax is over the chosen.
   [[nodiscard]] float raw(index_t k) const {
     if (args_.options.score != scoring::softmax_of_selected) return scores_(id(k));
-    return std::exp(scores_.logit(id(k)) - largest_);
+    return exp_f32(scores_.logit(id(k)) - largest_);
   }
   [[nodiscard]] float upstream(index_t k) const {
     return load_number(args_.d_weights, token_, k) * args_.options.scaling;
@@ -250,7 +251,7 @@ void finish_weights(route_args const& args, index_t token, float largest_logit) 
   for (index_t k = 0; k < top_k; ++k) {
     float& weight = weights(token, k);
     if (args.options.score == scoring::softmax_of_selected) {
-      weight = std::exp(weight - largest_logit);
+      weight = exp_f32(weight - largest_logit);
     }
     sum += weight;
   }

@@ -1,3 +1,4 @@
+#include "core/exponential.hpp"
 #include "core/fail.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/route.hpp"
@@ -68,7 +69,7 @@ class candidates {
   ranked best_[most_experts / block];
 };
 
-float sigmoid(float logit) { return 1.0F / (1.0F + std::exp(-logit)); }
+float sigmoid(float logit) { return 1.0F / (1.0F + exp_f32(-logit)); }
 
 float largest_of(float const* values, index_t count) {
   // Which of two zeros is found makes no difference to what exp sees.
@@ -94,11 +95,9 @@ void score(tensor_view const& logits, scoring kind, index_t token, float* scores
     for (index_t e = 0; e < experts; ++e) scores[e] = sigmoid(scores[e]);
   } else if (kind == scoring::softmax) {
     float const largest = largest_of(scores, experts);
+    for (index_t e = 0; e < experts; ++e) scores[e] = exp_f32(scores[e] - largest);
     float sum = 0.0F;
-    for (index_t e = 0; e < experts; ++e) {
-      scores[e] = std::exp(scores[e] - largest);
-      sum += scores[e];
-    }
+    for (index_t e = 0; e < experts; ++e) sum += scores[e];
     for (index_t e = 0; e < experts; ++e) scores[e] /= sum;
   }
 }
@@ -218,7 +217,7 @@ class backward_router {
     if (args_.options.score == scoring::sigmoid) {
       for (index_t i = 0; i < chosen_; ++i) raw_[i] = sigmoid(raw_[i]);
     } else if (args_.options.score == scoring::softmax_of_selected) {
-      for (index_t i = 0; i < chosen_; ++i) raw_[i] = std::exp(raw_[i] - largest);
+      for (index_t i = 0; i < chosen_; ++i) raw_[i] = exp_f32(raw_[i] - largest);
     }
   }
 

@@ -1,8 +1,85 @@
+#include "cuda/kernels/combine.hpp"
+
+#include "cuda/eights.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
 namespace moe64::cuda {
+namespace {
 
-implementation_list<combine_args> combine_list() { return {}; }
-implementation_list<slot_weight_gradient_args> slot_weight_gradient_list() { return {}; }
+/// Blocks that do one step each and are gone keep the memory busier than blocks that stay.
+constexpr index_t most_blocks_each = index_t{1} << 20;
+
+combine_parameters parameters_of(combine_args const& args) {
+  quantized_view const& rows = args.rows;
+  bool const divides = rows.global().applied == global_scale::direction::divide;
+  return {.rows = {rows.values(), rows.scales(), rows.global().values, divides,
+                   rows.layout().cols_per_scale(rows.cols())},
+          .plan = args.plan,
+          .weighted = args.weighted,
+          .y = args.y};
+}
+
+void run_reference(combine_args const& args, stream where) {
+  launcher on("combine", args, where);
+  on.launch(combine_reference_kernel(), {on.blocks_for(args.plan.tokens, 8), 256},
+            parameters_of(args));
+}
+
+support can_take_vectors(combine_args const& args) {
+  if (!args.rows.is_plain()) return support::no("rows are quantised");
+  if (args.rows.type() != args.y.type) return support::no("rows and y are of two types");
+  if (support const rows = can_take_eights("rows", args.rows.values()); !rows) return rows;
+  return can_take_eights("y", args.y);
+}
+
+void run_vectors(combine_args const& args, stream where) {
+  launcher on("combine", args, where);
+  constexpr int threads = 256;
+  index_t const tasks = args.plan.tokens * (args.y.extent[1] / 8);
+  on.launch(combine_vectors_kernel(args.y.type, args.weighted),
+            {on.blocks_for(ceil_div(tasks, threads), most_blocks_each), threads},
+            parameters_of(args));
+}
+
+slot_weight_gradient_parameters parameters_of(slot_weight_gradient_args const& args) {
+  return {args.left, args.right, args.bias_rows, args.bias, args.plan, args.d_weights};
+}
+
+void run_gradient(kernel<slot_weight_gradient_parameters> const& what,
+                  slot_weight_gradient_args const& args, stream where) {
+  launcher on("slot_weight_gradient", args, where);
+  constexpr int threads = 256;
+  index_t const blocks = ceil_div(args.plan.slots(), threads / dot_lanes);
+  on.launch(what, {on.blocks_for(blocks, 64), threads}, parameters_of(args));
+}
+
+support has_adjacent_rows(slot_weight_gradient_args const& args) {
+  if (args.bias.present()) return support::no("there is a bias");
+  if (args.left.type != args.right.type) return support::no("left and right are of two types");
+  if (args.left.stride[1] == 1 && args.right.stride[1] == 1) return support::yes();
+  return support::no("columns are not adjacent");
+}
+
+void run_gradient_adjacent(slot_weight_gradient_args const& args, stream where) {
+  run_gradient(slot_weight_gradient_kernel(args.left.type), args, where);
+}
+void run_gradient_reference(slot_weight_gradient_args const& args, stream where) {
+  run_gradient(slot_weight_gradient_reference_kernel(), args, where);
+}
+
+constexpr implementation<combine_args> combiners[] = {
+    {"vectors", can_take_vectors, run_vectors},
+    {"reference", any_call<combine_args>, run_reference},
+};
+constexpr implementation<slot_weight_gradient_args> gradients[] = {
+    {"adjacent", has_adjacent_rows, run_gradient_adjacent},
+    {"reference", any_call<slot_weight_gradient_args>, run_gradient_reference},
+};
+
+}  // namespace
+
+implementation_list<combine_args> combine_list() { return combiners; }
+implementation_list<slot_weight_gradient_args> slot_weight_gradient_list() { return gradients; }
 
 }  // namespace moe64::cuda

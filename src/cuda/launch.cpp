@@ -41,6 +41,12 @@ index_t launcher::multiprocessors() const {
   return count;
 }
 
+index_t launcher::shared_bytes() const {
+  int bytes = 0;
+  check(the_runtime().shared_bytes(where_.device.ordinal, &bytes), operation_, where_.device);
+  return bytes;
+}
+
 index_t launcher::blocks_for(index_t tasks, index_t blocks_each) const {
   return std::min(tasks, multiprocessors() * blocks_each);
 }

@@ -40,6 +40,8 @@ class launcher {
 
   /// Multiprocessors of the device.
   [[nodiscard]] index_t multiprocessors() const;
+  /// Shared memory that a block may have on the device.
+  [[nodiscard]] index_t shared_bytes() const;
   /// As many blocks as there are tasks, but no more than `waves` times the multiprocessors hold
   /// when each holds `blocks_each`: the kernel walks over the rest.
   [[nodiscard]] index_t blocks_for(index_t tasks, index_t blocks_each) const;

@@ -1,8 +1,84 @@
+#include "cuda/kernels/plan.hpp"
+
+#include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
-namespace moe64::cuda {
+#include <fmt/format.h>
 
-implementation_list<plan_args> plan_list() { return {}; }
-index_t plan_scratch_bytes(index_t, index_t, index_t) { return 0; }
+namespace moe64::cuda {
+namespace {
+
+/// Arrays of the scratch, in int64.
+struct scratch_sizes {
+  index_t counts, totals, others;
+};
+scratch_sizes sizes_of(plan_cut const& cut, index_t experts) {
+  return {checked_mul(cut.chunks, experts), experts, cut.chunks * plan_others::count};
+}
+
+plan_parameters parameters_of(plan_args const& args) {
+  routing_plan const& plan = args.plan;
+  plan_cut const cut = cut_slots(plan.slots(), plan.experts);
+  scratch_sizes const sizes = sizes_of(cut, plan.experts);
+  auto* const counts = static_cast<std::int64_t*>(args.scratch.data);
+  return {.ids = args.expert_ids.present() ? args.expert_ids : args.expert_mask,
+          .weights = args.weights,
+          .plan = plan,
+          .experts_total = args.experts_total,
+          .first_expert = args.first_expert,
+          .capacity = args.capacity,
+          .cut = cut,
+          .counts = counts,
+          .totals = counts + sizes.counts,
+          .others = counts + sizes.counts + sizes.totals};
+}
+
+support fits_one_block(plan_args const& args) {
+  index_t const slots = args.plan.slots();
+  index_t const experts = args.plan.experts;
+  if (slots <= plan_block_slots && experts <= plan_block_experts) return support::yes();
+  return support::no(fmt::format("{} slots and {} experts: it takes at most {} and {}", slots,
+                                 experts, plan_block_slots, plan_block_experts));
+}
+
+void run_one_block(plan_args const& args, stream where) {
+  launcher on("plan", args, where);
+  on.launch(plan_block_kernel(), {1, plan_block_threads, plan_block_shared(args.plan.experts)},
+            parameters_of(args));
+}
+
+void run_chunks(plan_args const& args, stream where) {
+  launcher on("plan", args, where);
+  plan_parameters const parameters = parameters_of(args);
+  index_t const chunks = parameters.cut.chunks;
+  index_t const experts = args.plan.experts;
+  index_t const warps = plan_threads / 32;
+  on.launch(plan_count_kernel(), {chunks, plan_threads, plan_count_shared(experts)}, parameters);
+  on.launch(plan_places_kernel(), {on.blocks_for(ceil_div(experts, warps), 8), plan_threads},
+            parameters);
+  on.launch(plan_scatter_kernel(), {chunks, plan_threads, plan_scatter_shared(experts)},
+            parameters);
+}
+
+void run_reference(plan_args const& args, stream where) {
+  launcher on("plan", args, where);
+  on.launch(plan_reference_kernel(), {1, plan_block_threads}, parameters_of(args));
+}
+
+constexpr implementation<plan_args> planners[] = {
+    {"one_block", fits_one_block, run_one_block},
+    {"chunks", any_call<plan_args>, run_chunks},
+    {"reference", any_call<plan_args>, run_reference},
+};
+
+}  // namespace
+
+implementation_list<plan_args> plan_list() { return planners; }
+
+index_t plan_scratch_bytes(index_t tokens, index_t top_k, index_t experts) {
+  scratch_sizes const sizes = sizes_of(cut_slots(checked_mul(tokens, top_k), experts), experts);
+  index_t const all = checked_add(checked_add(sizes.counts, sizes.totals), sizes.others);
+  return checked_mul(all, index_t{sizeof(std::int64_t)});
+}
 
 }  // namespace moe64::cuda

@@ -74,6 +74,9 @@ runtime const& the_runtime() {
       .multiprocessors = [](int device, int* count) -> status {
         return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
       },
+      .shared_bytes = [](int device, int* bytes) -> status {
+        return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      },
       .memory_free = [](index_t* bytes) -> status {
         std::size_t available = 0, total = 0;
         status const code = cudaMemGetInfo(&available, &total);

@@ -21,6 +21,7 @@ runtime const& the_runtime() {
       .set_device = fail_always<int>,
       .properties = fail_always<int, device_properties*>,
       .multiprocessors = fail_always<int, int*>,
+      .shared_bytes = fail_always<int, int*>,
       .memory_free = fail_always<index_t*>,
       .owner = fail_always<void const*, memory_owner*>,
       .stream_device = fail_always<void*, int*>,

@@ -1,28 +1,46 @@
+#include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/gather.hpp"
 #include "cuda/kernels/number.cuh"
+#include "cuda/kernels/vector8.cuh"
 
 namespace moe64::cuda {
 namespace {
 
-/// Element c of row j of `to` = element c of row i of `from`, bit for bit. Packed rows begin at
+/// Element c of row j of `to` = element c of row i of `from`, bit for bit; whole bytes.
+__device__ void copy_element(tensor_view const& from, index_t i, tensor_view const& to, index_t j,
+                             index_t c) {
+  index_t const source = offset_of(from, i, c);
+  index_t const target = offset_of(to, j, c);
+  switch (bits(from.type)) {
+    case 8:
+      static_cast<std::uint8_t*>(to.data)[target] =
+          static_cast<std::uint8_t const*>(from.data)[source];
+      return;
+    case 16:
+      static_cast<std::uint16_t*>(to.data)[target] =
+          static_cast<std::uint16_t const*>(from.data)[source];
+      return;
+    case 32:
+      static_cast<std::uint32_t*>(to.data)[target] =
+          static_cast<std::uint32_t const*>(from.data)[source];
+      return;
+    default:
+      static_cast<std::uint64_t*>(to.data)[target] =
+          static_cast<std::uint64_t const*>(from.data)[source];
+  }
+}
+
+/// Row j of `to` = row i of `from`. Packed rows begin at
 /// whole bytes and have no gaps, so they are copied as bytes.
 __device__ void copy_row(tensor_view const& from, index_t i, tensor_view const& to, index_t j) {
-  index_t const size = bits(from.type);
-  index_t const source = offset_of(from, i) * size / 8;
-  index_t const target = offset_of(to, j) * size / 8;
-  auto const* const in = static_cast<std::uint8_t const*>(from.data) + source;
-  auto* const out = static_cast<std::uint8_t*>(to.data) + target;
-  if (size == 4) {
+  if (bits(from.type) == 4) {
+    auto const* const in = static_cast<std::uint8_t const*>(from.data) + offset_of(from, i) / 2;
+    auto* const out = static_cast<std::uint8_t*>(to.data) + offset_of(to, j) / 2;
     index_t const bytes = ceil_div(to.extent[1], 2);
     for (index_t c = threadIdx.x; c < bytes; c += blockDim.x) out[c] = in[c];
     return;
   }
-  index_t const bytes = size / 8;
-  for (index_t c = threadIdx.x; c < to.extent[1]; c += blockDim.x) {
-    auto const* const a = in + c * from.stride[1] * bytes;
-    auto* const b = out + c * to.stride[1] * bytes;
-    for (index_t byte = 0; byte < bytes; ++byte) b[byte] = a[byte];
-  }
+  for (index_t c = threadIdx.x; c < to.extent[1]; c += blockDim.x) copy_element(from, i, to, j, c);
 }
 
 __global__ void gather_reference(gather_parameters const p) {
@@ -44,8 +62,87 @@ __global__ void gather_reference(gather_parameters const p) {
   }
 }
 
+/// visit(token, i) for every token and every i below `each`, by all threads of the grid.
+template <class Visit>
+__device__ void for_each_piece(index_t tokens, index_t each, Visit const& visit) {
+  index_t const pieces = tokens * each;
+  for (index_t piece = index_t{blockIdx.x} * blockDim.x + threadIdx.x; piece < pieces;
+       piece += index_t{gridDim.x} * blockDim.x) {
+    index_t const token = divide(piece, each);
+    visit(token, piece - token * each);
+  }
+}
+
+/// visit(slot, row) for the rows of a token.
+template <class Visit>
+__device__ void for_each_row(routing_plan const& plan, index_t token, Visit const& visit) {
+  constexpr int at_once = 4;
+  for (index_t k = 0; k < plan.top_k; k += at_once) {
+    index_t row[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      index_t const slot = token * plan.top_k + k + i;
+      row[i] = k + i < plan.top_k ? element<index_t>(plan.slot_to_row, slot) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (row[i] >= 0) visit(token * plan.top_k + k + i, row[i]);
+    }
+  }
+}
+
+/// Scales are few, and of any width.
+__device__ void gather_scales(gather_parameters const& p) {
+  if (!p.scales.present()) return;
+  for_each_piece(p.plan.tokens, p.scales.extent[1], [&](index_t token, index_t col) {
+    for_each_row(p.plan, token, [&](index_t, index_t row) {
+      copy_element(p.scales, token, p.row_scales, row, col);
+    });
+  });
+}
+
+__global__ void __launch_bounds__(gather_threads) gather_vectors(gather_parameters const p) {
+  index_t const row_bytes = p.x.extent[1] * bits(p.x.type) / 8;
+  index_t const from_step = p.x.stride[0] * bits(p.x.type) / 8;
+  index_t const to_step = p.rows.stride[0] * bits(p.x.type) / 8;
+  auto const* const from = static_cast<std::uint8_t const*>(p.x.data);
+  auto* const to = static_cast<std::uint8_t*>(p.rows.data);
+  for_each_piece(p.plan.tokens, row_bytes / 16, [&](index_t token, index_t i) {
+    uint4 const vector = __ldcs(reinterpret_cast<uint4 const*>(from + token * from_step) + i);
+    for_each_row(p.plan, token, [&](index_t, index_t row) {
+      __stcs(reinterpret_cast<uint4*>(to + row * to_step) + i, vector);
+    });
+  });
+  gather_scales(p);
+}
+
+template <dtype Type>
+__global__ void __launch_bounds__(gather_threads) gather_weighted(gather_parameters const p) {
+  auto const* const from = static_cast<std::uint8_t const*>(p.x.data);
+  auto* const to = static_cast<std::uint8_t*>(p.rows.data);
+  for_each_piece(p.plan.tokens, p.x.extent[1] / 8, [&](index_t token, index_t i) {
+    float x[8];
+    decode8<Type>(load8<Type>(from + (token * p.x.stride[0] / 8 + i) * bytes_of_8(Type)), x);
+    for_each_row(p.plan, token, [&](index_t slot, index_t row) {
+      float const weight = element<float>(p.plan.slot_weight, slot);
+      float product[8];
+#pragma unroll
+      for (int c = 0; c < 8; ++c) product[c] = x[c] * weight;
+      store8<Type>(to + (row * p.rows.stride[0] / 8 + i) * bytes_of_8(Type),
+                   encode8<Type>(product));
+    });
+  });
+  gather_scales(p);
+}
+
 }  // namespace
 
+kernel<gather_parameters> gather_vectors_kernel() { return {"gather_vectors", gather_vectors}; }
+kernel<gather_parameters> gather_weighted_kernel(dtype type) {
+  if (type == dtype::f32) return {"gather_weighted", gather_weighted<dtype::f32>};
+  if (type == dtype::bf16) return {"gather_weighted", gather_weighted<dtype::bf16>};
+  return {"gather_weighted", gather_weighted<dtype::f16>};
+}
 kernel<gather_parameters> gather_reference_kernel() {
   return {"gather_reference", gather_reference};
 }

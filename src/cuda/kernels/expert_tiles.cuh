@@ -1,0 +1,136 @@
+#pragma once
+
+#include "cuda/kernels/number.cuh"
+
+/// The tiles of all experts of a grouped GEMM numbered in one row, on the device: no block knows
+/// more than expert_begin, and the host knows nothing of it.
+namespace moe64::cuda {
+
+/// How the rows of an expert and its outputs are cut.
+struct tile_cut {
+  tensor_view expert_begin;  ///< [experts + 1] int64
+  index_t capacity;          ///< rows of the operands: no range reaches past them
+  index_t row_tile;          ///< rows of a tile
+  index_t out_tiles;         ///< tiles of outputs
+
+  [[nodiscard]] __device__ index_t experts() const { return expert_begin.extent[0] - 1; }
+  /// A range that is none (the host cannot look) never leads outside of the operands.
+  [[nodiscard]] __device__ index_t begin(index_t expert) const {
+    index_t const row = element<index_t const>(expert_begin, expert);
+    return row < 0 ? 0 : row > capacity ? capacity : row;
+  }
+  [[nodiscard]] __device__ index_t rows(index_t expert) const {
+    index_t const count = begin(expert + 1) - begin(expert);
+    return count < 0 ? 0 : count;
+  }
+  [[nodiscard]] __device__ index_t tiles(index_t expert) const {
+    return ceil_div(rows(expert), row_tile) * out_tiles;
+  }
+};
+
+/// One tile: rows [row_begin, row_begin + rows) of y, outputs from out_tile on.
+struct tile_place {
+  index_t expert, row_begin, rows, out_tile;
+};
+
+/// Sums over chunks of experts in shared memory: built with one look at every expert; finding a
+/// tile bisects them and then looks at one chunk, 32 experts at a time.
+class expert_tiles {
+ public:
+  static constexpr int most_chunks = 256;
+  using memory = index_t[most_chunks + 1];
+
+  /// By all threads of the block; ends with a barrier.
+  __device__ expert_tiles(tile_cut const& cut, memory& before)
+      : cut_(cut), before_(before), chunk_(ceil_div(cut.experts(), most_chunks)) {
+    if (chunk_ == 0) chunk_ = 1;
+    index_t const experts = cut_.experts();
+    for (int c = static_cast<int>(threadIdx.x); c < most_chunks;
+         c += static_cast<int>(blockDim.x)) {
+      index_t sum = 0;
+      for (index_t e = c * chunk_; e < (c + 1) * chunk_ && e < experts; ++e) sum += cut_.tiles(e);
+      before_[c + 1] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) add_up();
+    __syncthreads();
+  }
+
+  [[nodiscard]] __device__ index_t count() const { return before_[most_chunks]; }
+
+  /// Tile `number` in [0, count()); by whole warps.
+  [[nodiscard]] __device__ tile_place at(index_t number) const {
+    int low = 0, high = most_chunks;  // before_[low] <= number < before_[high]
+    while (high - low > 1) {
+      int const middle = (low + high) / 2;
+      (before_[middle] <= number ? low : high) = middle;
+    }
+    number -= before_[low];
+    index_t expert = low * chunk_;
+    if (chunk_ > 1) find_expert(expert, number);
+    return place_in(expert, number);
+  }
+
+ private:
+  static constexpr int per_lane = most_chunks / 32;
+  /// Row tiles that are taken together, so that tiles in flight share rows and weights evenly.
+  static constexpr index_t row_group = 16;
+
+  [[nodiscard]] static __device__ index_t shuffle_up(index_t value, unsigned by) {
+    return static_cast<index_t>(__shfl_up_sync(~0U, static_cast<long long>(value), by));
+  }
+  [[nodiscard]] static __device__ index_t shuffle(index_t value, int lane) {
+    return static_cast<index_t>(__shfl_sync(~0U, static_cast<long long>(value), lane));
+  }
+  /// Sum over the lanes up to this one.
+  [[nodiscard]] static __device__ index_t scan(index_t value) {
+    for (unsigned by = 1; by < 32; by *= 2) {
+      index_t const other = shuffle_up(value, by);
+      if (threadIdx.x % 32 >= by) value += other;
+    }
+    return value;
+  }
+
+  __device__ void add_up() {
+    index_t mine = 0;
+    index_t* const run = before_ + 1 + threadIdx.x * per_lane;
+    for (int i = 0; i < per_lane; ++i) mine += run[i];
+    index_t sum = scan(mine) - mine;
+    for (int i = 0; i < per_lane; ++i) run[i] = sum += run[i];
+    if (threadIdx.x == 0) before_[0] = 0;
+  }
+
+  __device__ void find_expert(index_t& expert, index_t& number) const {
+    for (;; expert += 32) {
+      index_t const e = expert + threadIdx.x % 32;
+      index_t const tiles = e < cut_.experts() ? cut_.tiles(e) : 0;
+      index_t const sum = scan(tiles);
+      unsigned const found = __ballot_sync(~0U, number < sum);
+      if (found != 0) {
+        int const lane = __ffs(static_cast<int>(found)) - 1;
+        expert += lane;
+        number -= shuffle(sum - tiles, lane);
+        return;
+      }
+      number -= shuffle(sum, 31);
+    }
+  }
+
+  [[nodiscard]] __device__ tile_place place_in(index_t expert, index_t number) const {
+    index_t const rows = cut_.rows(expert);
+    index_t const row_tiles = ceil_div(rows, cut_.row_tile);
+    index_t const group = number / (row_group * cut_.out_tiles);
+    index_t const left = row_tiles - group * row_group;
+    index_t const here = left < row_group ? left : row_group;
+    number -= group * row_group * cut_.out_tiles;
+    index_t const row = (group * row_group + number % here) * cut_.row_tile;
+    index_t const count = rows - row < cut_.row_tile ? rows - row : cut_.row_tile;
+    return {expert, cut_.begin(expert) + row, count, number / here};
+  }
+
+  tile_cut const& cut_;
+  memory& before_;
+  index_t chunk_;  ///< experts per sum
+};
+
+}  // namespace moe64::cuda
