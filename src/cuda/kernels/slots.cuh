@@ -108,4 +108,13 @@ __device__ inline void write_status(plan_parameters const& p, std::int64_t kept,
   status(plan_status::first_invalid) = invalid > 0 ? others[plan_others::first_invalid] : -1;
 }
 
+__device__ inline void write_status(plan_parameters const& p, std::int64_t kept,
+                                    block_others const& others) {
+  std::int64_t counted[plan_others::count];
+  for (int i = 0; i < plan_others::count; ++i) {
+    counted[i] = static_cast<std::int64_t>(others.sum[i]);
+  }
+  write_status(p, kept, counted);
+}
+
 }  // namespace moe64::cuda
