@@ -20,7 +20,7 @@ mma_shape grouped_gemm_mma_shape(mma_size size, codes_kind codes) {
     case mma_size::some:
       return shape_of<shape_some>(quantized);
     default:
-      return shape_of<shape_many>(quantized);
+      return quantized ? shape_of<shape_many_codes>(quantized) : shape_of<shape_many>(quantized);
   }
 }
 

@@ -111,10 +111,10 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
   tile_cut const cut = {p.expert_begin, p.y.extent[0], Shape::rows,
                         p.n_parts * ceil_div(p.n_part, index_t{Shape::outs})};
   expert_tiles const tiles(cut, tile_sums);
-  gemm_copies<Shape, Deep, quantized> copies(p, tiles, shared);
+  gemm_copies<Shape, Deep, Codes> copies(p, tiles, shared);
   for (int i = 0; i < stages; ++i) copies.issue();
 
-  gemm_decoder<Pair, Shape, Deep, Codes == codes_kind::careful> const decoder(p);
+  gemm_decoder<Pair, Shape, Deep, Codes> decoder(p);
   std::uint8_t* const decoded = shared + stages * stage_bytes;
   index_t const stages_each = ceil_div(p.k_part, index_t{stage_depth});
   int const last_depth = within(p.k_part - (stages_each - 1) * stage_depth, stage_depth);
@@ -123,7 +123,10 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
   __syncthreads();
   if constexpr (quantized) {
     int const depth = stages_each == 1 ? last_depth : stage_depth;
-    for (int i = 0; i < 4; ++i) decoder.decode(shared + Shape::x_bytes, decoded, i, depth);
+#pragma unroll
+    for (int i = 0; i < decoder.pieces; ++i) {
+      decoder.decode(shared + Shape::x_bytes, decoded, i, depth);
+    }
     __syncthreads();
   }
   auto const left_tile = [&] { return shared_address_of(shared + slot * stage_bytes); };
@@ -158,10 +161,17 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
       side = 1 - side;
       sums.template add_stage<Pair>(
           fragments, left, left_now, right, right_now, live, stage_depth,
-          [&](int step) {
+          [&](int step, int group) {
             if constexpr (quantized) {
-              decoder.decode(shared + slot * stage_bytes + Shape::x_bytes,
-                             decoded + side * Shape::weight_bytes, step, next_depth);
+              constexpr int groups = Shape::out_fragments / 2;
+              constexpr int slots = stage_depth / 16 * groups;
+              int const at = step * groups + group;
+#pragma unroll
+              for (int i = 0; i < decoder.pieces; ++i) {
+                if (i * slots / decoder.pieces != at) continue;
+                decoder.decode(shared + slot * stage_bytes + Shape::x_bytes,
+                               decoded + side * Shape::weight_bytes, i, next_depth);
+              }
             }
           },
           [&] {
@@ -186,12 +196,15 @@ kernel<grouped_gemm_mma_parameters> mma_kernel_of(char const* name, mma_variant 
   return {name, of.deep ? grouped_gemm_mma<f16_pair, Shape, true, Codes>
                         : grouped_gemm_mma<f16_pair, Shape, false, Codes>};
 }
-template <class Shape>
+template <class PlainShape, class CodesShape>
 kernel<grouped_gemm_mma_parameters> mma_kernel_of(mma_variant const& of) {
   if (of.codes == codes_kind::none) {
-    return mma_kernel_of<Shape, codes_kind::none>("grouped_gemm_mma", of);
+    return mma_kernel_of<PlainShape, codes_kind::none>("grouped_gemm_mma", of);
   }
-  return mma_kernel_of<Shape, codes_kind::even>("grouped_gemm_mma_codes", of);
+  if (of.codes == codes_kind::e4m3) {
+    return mma_kernel_of<CodesShape, codes_kind::e4m3>("grouped_gemm_mma_e4m3", of);
+  }
+  return mma_kernel_of<CodesShape, codes_kind::even>("grouped_gemm_mma_codes", of);
 }
 
 kernel<grouped_gemm_mma_parameters> mma_kernel_few(mma_variant const& of);

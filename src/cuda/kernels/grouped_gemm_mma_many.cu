@@ -3,7 +3,7 @@
 namespace moe64::cuda {
 
 kernel<grouped_gemm_mma_parameters> mma_kernel_many(mma_variant const& of) {
-  return mma_kernel_of<shape_many>(of);
+  return mma_kernel_of<shape_many, shape_many_codes>(of);
 }
 
 }  // namespace moe64::cuda

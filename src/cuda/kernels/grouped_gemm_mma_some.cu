@@ -3,7 +3,7 @@
 namespace moe64::cuda {
 
 kernel<grouped_gemm_mma_parameters> mma_kernel_some(mma_variant const& of) {
-  return mma_kernel_of<shape_some>(of);
+  return mma_kernel_of<shape_some, shape_some>(of);
 }
 
 }  // namespace moe64::cuda

@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
       shared_address const now = tile();
       slot = slot + 1 == stages ? 0 : slot + 1;
       sums.template add_stage<Pair>(
-          fragments, left, now, right, now + Shape::x_bytes, live, depth, [](int) {},
+          fragments, left, now, right, now + Shape::x_bytes, live, depth, [](int, int) {},
           [&] {
             await_copies<stages - 2>();
             __syncthreads();

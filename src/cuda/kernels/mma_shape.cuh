@@ -33,6 +33,8 @@ struct gemm_shape {
 using shape_few = gemm_shape<16, 128, 16, 32, 5, 2>;
 using shape_careful = gemm_shape<32, 128, 32, 32, 4, 2>;
 using shape_some = gemm_shape<64, 128, 32, 64, 4, 2>;
+/// Codes are decoded once for each tile of rows: more rows, fewer times.
+using shape_many_codes = gemm_shape<256, 128, 64, 64, 4, 1>;
 using shape_many = gemm_shape<128, 256, 64, 64, 4, 1>;
 
 /// Which part of a tile is a warp's: fragments of 16 rows, in turn with the warps beside it, so

@@ -109,7 +109,8 @@ struct warp_sums {
 
   /// += products of a stage whose first fragments are loaded: of the first `live` row fragments
   /// and of `depth` numbers (more than 0) along the depth, both the same for the whole block.
-  /// between(step) is called once in each of the four steps; next() before the last products, when
+  /// between(step, n) is called before each group of products, of which there are four
+  /// steps of OutFragments / 2 each; next() before the last products, when
   /// the tiles are read: it loads the first fragments of the next stage.
   template <class Pair, class LeftReader, class RightReader, class Between, class Next>
   __device__ void add_stage(fragments& f, LeftReader const& left, shared_address left_tile,
@@ -149,7 +150,7 @@ struct warp_sums {
             }
           }
         }
-        if (n == 0) between(step);
+        between(step, n);
         if (group + 1 == steps * groups) next();
         if (16 * step >= depth) continue;
         auto const& pair = f.right[group % 2];
