@@ -35,11 +35,9 @@ support can_take_vectors(combine_args const& args) {
 
 void run_vectors(combine_args const& args, stream where) {
   launcher on("combine", args, where);
-  constexpr int threads = 256;
-  index_t const tasks = args.plan.tokens * (args.y.extent[1] / 8);
+  index_t const tasks = args.plan.tokens * ceil_div(args.y.extent[1], combine_columns);
   on.launch(combine_vectors_kernel(args.y.type, args.weighted),
-            {on.blocks_for(ceil_div(tasks, threads), most_blocks_each), threads},
-            parameters_of(args));
+            {on.blocks_for(tasks, most_blocks_each), combine_threads}, parameters_of(args));
 }
 
 slot_weight_gradient_parameters parameters_of(slot_weight_gradient_args const& args) {

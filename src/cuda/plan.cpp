@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace moe64::cuda {
 namespace {
 
@@ -33,17 +35,19 @@ plan_parameters parameters_of(plan_args const& args) {
           .others = counts + sizes.counts + sizes.totals};
 }
 
-support fits_one_block(plan_args const& args) {
+support fits_one_launch(plan_args const& args) {
   index_t const slots = args.plan.slots();
   index_t const experts = args.plan.experts;
-  if (slots <= plan_block_slots && experts <= plan_block_experts) return support::yes();
+  if (slots <= plan_rounds_slots && experts <= plan_rounds_experts) return support::yes();
   return support::no(fmt::format("{} slots and {} experts: it takes at most {} and {}", slots,
-                                 experts, plan_block_slots, plan_block_experts));
+                                 experts, plan_rounds_slots, plan_rounds_experts));
 }
 
-void run_one_block(plan_args const& args, stream where) {
+void run_one_launch(plan_args const& args, stream where) {
   launcher on("plan", args, where);
-  on.launch(plan_block_kernel(), {1, plan_block_threads, plan_block_shared(args.plan.experts)},
+  // Without slots there is still a plan to write.
+  index_t const blocks = std::max<index_t>(ceil_div(args.plan.slots(), plan_rounds_step), 1);
+  on.launch(plan_rounds_kernel(), {blocks, plan_threads, plan_rounds_shared(args.plan.experts)},
             parameters_of(args));
 }
 
@@ -62,11 +66,11 @@ void run_chunks(plan_args const& args, stream where) {
 
 void run_reference(plan_args const& args, stream where) {
   launcher on("plan", args, where);
-  on.launch(plan_reference_kernel(), {1, plan_block_threads}, parameters_of(args));
+  on.launch(plan_reference_kernel(), {1, plan_reference_threads}, parameters_of(args));
 }
 
 constexpr implementation<plan_args> planners[] = {
-    {"one_block", fits_one_block, run_one_block},
+    {"one_launch", fits_one_launch, run_one_launch},
     {"chunks", any_call<plan_args>, run_chunks},
     {"reference", any_call<plan_args>, run_reference},
 };

@@ -37,7 +37,8 @@ void run_reference(route_args const& args, stream where) {
 
 void run_scored(route_args const& args, stream where) {
   launcher on("route", args, where);
-  index_t const kept = route_kept(args.logits.extent[1], args.options.expert_groups);
+  index_t const kept =
+      route_kept(args.logits.extent[1], args.options.expert_groups, args.expert_ids.extent[1]);
   on.launch(route_scored_kernel(), grid_of(on, args.logits.extent[0], kept), parameters_of(args));
 }
 
@@ -53,7 +54,7 @@ void run_backward_reference(route_backward_args const& args, stream where) {
 
 void run_backward_scored(route_backward_args const& args, stream where) {
   launcher on("route_backward", args, where);
-  index_t const kept = route_kept(args.logits.extent[1], 0);
+  index_t const kept = kept_scores(args.logits.extent[1]);
   on.launch(route_backward_scored_kernel(), grid_of(on, args.logits.extent[0], kept),
             parameters_of(args));
 }

@@ -45,6 +45,16 @@ status get_owner(void const* pointer, memory_owner* owner) {
   return cudaSuccess;
 }
 
+/// While a stream is captured it must not be asked: that would end the capture. The current device
+/// stands in, and a launch fails by itself when the stream belongs to another.
+status get_stream_device(cudaStream_t stream, int* device) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  status const code = cudaStreamIsCapturing(stream, &capture);
+  if (code != cudaSuccess) return code;
+  if (capture != cudaStreamCaptureStatusNone) return cudaGetDevice(device);
+  return cudaStreamGetDevice(stream, device);
+}
+
 status launch_kernel(launch_config const& config) {
   // What a kernel may have without asking; more must be granted to the function first.
   constexpr unsigned shared_without_asking = 48U << 10;
@@ -61,6 +71,15 @@ status launch_kernel(launch_config const& config) {
   launch.stream = as_stream(config.stream);
   void* arguments[] = {const_cast<void*>(config.parameters)};
   return cudaLaunchKernelExC(&launch, config.function, arguments);
+}
+
+status end_capture(void* stream, void** graph) {
+  cudaGraph_t recorded = nullptr;
+  status code = cudaStreamEndCapture(as_stream(stream), &recorded);
+  if (code != cudaSuccess) return code;
+  code = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(graph), recorded, 0);
+  (void)cudaGraphDestroy(recorded);
+  return code;
 }
 
 }  // namespace
@@ -85,7 +104,7 @@ runtime const& the_runtime() {
       },
       .owner = get_owner,
       .stream_device = [](void* stream, int* device) -> status {
-        return cudaStreamGetDevice(as_stream(stream), device);
+        return get_stream_device(as_stream(stream), device);
       },
       .launch = launch_kernel,
       .fill = [](void* data, int byte, index_t bytes, void* stream) -> status {
@@ -115,6 +134,16 @@ runtime const& the_runtime() {
         status const code = cudaEventSynchronize(as_event(end));
         if (code != cudaSuccess) return code;
         return cudaEventElapsedTime(milliseconds, as_event(begin), as_event(end));
+      },
+      .begin_capture = [](void* stream) -> status {
+        return cudaStreamBeginCapture(as_stream(stream), cudaStreamCaptureModeThreadLocal);
+      },
+      .end_capture = end_capture,
+      .replay = [](void* graph, void* stream) -> status {
+        return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), as_stream(stream));
+      },
+      .destroy_graph = [](void* graph) -> status {
+        return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
       },
       .take_error = []() -> status { return cudaGetLastError(); },
       .error_name = [](status code) { return cudaGetErrorName(static_cast<cudaError_t>(code)); },

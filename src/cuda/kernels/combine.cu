@@ -34,48 +34,64 @@ __global__ void combine_reference(combine_parameters const p) {
   }
 }
 
-/// Rows that are loaded before the first of them is added: enough to keep the memory busy, and the
-/// registers of half a multiprocessor's threads.
-constexpr int rows_at_once = 8;
+/// The eight elements that begin `offset` + `col` elements behind the first.
+template <dtype Type>
+__device__ void* eight_of(tensor_view const& tensor, index_t offset, index_t col) {
+  return static_cast<std::uint8_t*>(tensor.data) + (offset + col) / 8 * bytes_of_8(Type);
+}
+
+/// Rows, and eights of each, that a thread loads before it adds the first: enough to keep the
+/// memory busy with the threads that these registers leave room for.
+constexpr int rows_at_once = 4;
+constexpr int eights_at_once = 2;
 
 template <dtype Type, bool Weighted>
-__global__ void __launch_bounds__(256) combine_vectors(combine_parameters const p) {
-  index_t const eights = p.y.extent[1] / 8;
-  index_t const tasks = p.plan.tokens * eights;
+__global__ void __launch_bounds__(combine_threads) combine_vectors(combine_parameters const p) {
+  constexpr index_t step = combine_threads * index_t{8};  // columns between the eights of a thread
+  static_assert(combine_columns == step * eights_at_once);
+  index_t const pieces = ceil_div(p.y.extent[1], combine_columns);
   index_t const top_k = p.plan.top_k;
   tensor_view const& values = p.rows.values;
-  auto const* const from = static_cast<std::uint8_t const*>(values.data);
-  for (index_t task = index_t{blockIdx.x} * blockDim.x + threadIdx.x; task < tasks;
-       task += index_t{gridDim.x} * blockDim.x) {
-    index_t const token = divide(task, eights);
-    index_t const col = (task - token * eights) * 8;
-    float sum[8] = {};
+  for (index_t task = blockIdx.x; task < p.plan.tokens * pieces; task += gridDim.x) {
+    index_t const token = divide(task, pieces);
+    index_t const col = (task - token * pieces) * combine_columns + threadIdx.x * index_t{8};
+    float sum[eights_at_once][8] = {};
     for (index_t k = 0; k < top_k; k += rows_at_once) {
       index_t row[rows_at_once];
-      raw8<Type> loaded[rows_at_once];
+      raw8<Type> loaded[rows_at_once][eights_at_once];
 #pragma unroll
       for (int i = 0; i < rows_at_once; ++i) {
         row[i] = k + i < top_k ? element<index_t>(p.plan.slot_to_row, token * top_k + k + i) : -1;
       }
 #pragma unroll
       for (int i = 0; i < rows_at_once; ++i) {
-        if (row[i] < 0) continue;
-        index_t const offset = row[i] * values.stride[1] + col;
-        loaded[i] = load8<Type>(from + offset * bytes_of_8(Type) / 8);
+#pragma unroll
+        for (int j = 0; j < eights_at_once; ++j) {
+          if (row[i] < 0 || col + j * step >= p.y.extent[1]) continue;
+          loaded[i][j] =
+              load8<Type>(eight_of<Type>(values, row[i] * values.stride[1], col + j * step));
+        }
       }
 #pragma unroll
       for (int i = 0; i < rows_at_once; ++i) {
         if (row[i] < 0) continue;
-        float number[8];
-        decode8<Type>(loaded[i], number);
         float const weight =
             Weighted ? element<float>(p.plan.slot_weight, token * top_k + k + i) : 1.0F;
 #pragma unroll
-        for (int c = 0; c < 8; ++c) sum[c] += Weighted ? weight * number[c] : number[c];
+        for (int j = 0; j < eights_at_once; ++j) {
+          float number[8];
+          decode8<Type>(loaded[i][j], number);
+#pragma unroll
+          for (int c = 0; c < 8; ++c) sum[j][c] += Weighted ? weight * number[c] : number[c];
+        }
       }
     }
-    auto* const to = static_cast<std::uint8_t*>(p.y.data);
-    store8<Type>(to + (token * p.y.stride[0] + col) * bytes_of_8(Type) / 8, encode8<Type>(sum));
+#pragma unroll
+    for (int j = 0; j < eights_at_once; ++j) {
+      if (col + j * step >= p.y.extent[1]) continue;
+      store8<Type>(eight_of<Type>(p.y, token * p.y.stride[0], col + j * step),
+                   encode8<Type>(sum[j]));
+    }
   }
 }
 

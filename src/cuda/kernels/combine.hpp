@@ -26,8 +26,10 @@ struct combine_parameters {
 /// One block per token at a time, element by element; any strides and types.
 [[nodiscard]] kernel<combine_parameters> combine_reference_kernel();
 
-/// Plain rows of `type`, which is also that of y, in whole eights: one thread per token and eight
-/// columns, the rows of several slots loaded at once.
+/// Plain rows of `type`, which is also that of y, in whole eights: one block per token and piece of
+/// this many columns, the rows of several slots loaded at once.
+inline constexpr int combine_threads = 128;
+inline constexpr index_t combine_columns = 2048;
 [[nodiscard]] kernel<combine_parameters> combine_vectors_kernel(dtype type, bool weighted);
 
 struct slot_weight_gradient_parameters {

@@ -91,6 +91,36 @@ __device__ void for_each_row(routing_plan const& plan, index_t token, Visit cons
   }
 }
 
+/// Memory is slow to turn from writing to reading, and here a little reading goes with much
+/// writing. So it is read in bursts: the first blocks of each group of blocks fetch what the next
+/// group will read into the cache, where it waits among the writes. A block reads `block_bytes` of
+/// x.
+__device__ void read_ahead(tensor_view const& x, index_t block_bytes) {
+#if __CUDA_ARCH__ >= 900
+  constexpr index_t group = 1024;
+  constexpr index_t fetchers = 256;
+  index_t const row_bytes = x.extent[1] * bits(x.type) / 8;
+  bool const adjacent = x.stride[0] == x.extent[1];
+  index_t const in_group = blockIdx.x % group;
+  if (threadIdx.x != 0 || in_group >= fetchers || !adjacent) return;
+  index_t const bytes = x.extent[0] * row_bytes;
+  index_t const share = group / fetchers * block_bytes;
+  index_t const this_group = (blockIdx.x - in_group) * block_bytes;
+  index_t const next_group = this_group + group * block_bytes;
+  // Nobody has fetched for the first group.
+  for (index_t from = blockIdx.x < group ? this_group : next_group; from <= next_group;
+       from += group * block_bytes) {
+    index_t const begin = from + in_group * share;
+    if (begin >= bytes) return;
+    auto const size = static_cast<std::uint32_t>(min(share, bytes - begin));  // narrow-ok: a share
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                     static_cast<std::uint8_t const*>(x.data) + begin),
+                 "r"(size)
+                 : "memory");
+  }
+#endif
+}
+
 /// Scales are few, and of any width.
 __device__ void gather_scales(gather_parameters const& p) {
   if (!p.scales.present()) return;
@@ -107,6 +137,7 @@ __global__ void __launch_bounds__(gather_threads) gather_vectors(gather_paramete
   index_t const to_step = p.rows.stride[0] * bits(p.x.type) / 8;
   auto const* const from = static_cast<std::uint8_t const*>(p.x.data);
   auto* const to = static_cast<std::uint8_t*>(p.rows.data);
+  read_ahead(p.x, gather_threads * index_t{16});
   for_each_piece(p.plan.tokens, row_bytes / 16, [&](index_t token, index_t i) {
     uint4 const vector = __ldcs(reinterpret_cast<uint4 const*>(from + token * from_step) + i);
     for_each_row(p.plan, token, [&](index_t, index_t row) {
@@ -120,6 +151,7 @@ template <dtype Type>
 __global__ void __launch_bounds__(gather_threads) gather_weighted(gather_parameters const p) {
   auto const* const from = static_cast<std::uint8_t const*>(p.x.data);
   auto* const to = static_cast<std::uint8_t*>(p.rows.data);
+  read_ahead(p.x, gather_threads * bytes_of_8(Type));
   for_each_piece(p.plan.tokens, p.x.extent[1] / 8, [&](index_t token, index_t i) {
     float x[8];
     decode8<Type>(load8<Type>(from + (token * p.x.stride[0] / 8 + i) * bytes_of_8(Type)), x);

@@ -22,12 +22,13 @@ __device__ std::int64_t sum_before(std::int64_t value, std::int64_t (&warp_sums)
   }
   if (lane == 31) warp_sums[warp] = sum;
   __syncthreads();
-  std::int64_t before = 0;
-  all = 0;
-  for (int w = 0; w < Warps; ++w) {
-    if (w == warp) before = all;
-    all += warp_sums[w];
+  std::int64_t sums = lane < Warps ? warp_sums[lane] : 0;
+  for (int step = 1; step < 32; step *= 2) {
+    std::int64_t const below = __shfl_up_sync(all_lanes, sums, step);
+    if (lane >= step) sums += below;
   }
+  all = __shfl_sync(all_lanes, sums, 31);
+  std::int64_t const before = warp == 0 ? 0 : __shfl_sync(all_lanes, sums, warp - 1);
   __syncthreads();
   return before + sum - value;
 }
@@ -61,13 +62,20 @@ struct expert_tile {
 
   /// The counts of warps become the counts of all warps before; those of the last round move on.
   __device__ void sum_warps() const {
+    constexpr int at_once = 8;
     for (int e = threadIdx.x; e < width; e += Warps * 32) {
-      std::uint32_t sum = 0;
       taken[e] += row(Warps)[e];
-      for (int warp = 0; warp < Warps; ++warp) {
-        std::uint32_t const count = row(warp)[e];
-        row(warp)[e] = static_cast<std::uint16_t>(sum);
-        sum += count;
+      std::uint32_t sum = 0;
+#pragma unroll 1
+      for (int first = 0; first < Warps; first += at_once) {
+        std::uint32_t count[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) count[i] = row(first + i)[e];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          row(first + i)[e] = static_cast<std::uint16_t>(sum);
+          sum += count[i];
+        }
       }
       row(Warps)[e] = static_cast<std::uint16_t>(sum);
     }
@@ -103,8 +111,9 @@ struct sorted_slots {
   static constexpr int nobody = -1;  ///< no expert of this plan
   static constexpr int other_tile = -2;
 
-  int expert[PerThread];  ///< within the tile, or one of these
-  int place[PerThread];   ///< among the slots of its warp
+  int expert[PerThread];    ///< within the tile, or one of these
+  int place[PerThread];     ///< among the slots of its warp
+  float weight[PerThread];  ///< of slots of this tile
 
   [[nodiscard]] static __device__ int offset(int step) {
     int const warp = threadIdx.x / 32;
@@ -113,12 +122,18 @@ struct sorted_slots {
 
   /// Slots at or past `end` belong to another tile: they are left alone.
   __device__ void load(plan_parameters const& p, index_t begin, index_t end, index_t tile,
-                       int width, others_seen* seen) {
+                       int width) {
     index_t id[PerThread];
 #pragma unroll
     for (int i = 0; i < PerThread; ++i) {
       index_t const slot = begin + offset(i);
       id[i] = slot < end ? id_of(p, slot) : -1;
+    }
+    // Weights come along, so that nothing is waited for between the writes at the end.
+#pragma unroll
+    for (int i = 0; i < PerThread; ++i) {
+      index_t const slot = begin + offset(i);
+      weight[i] = slot < end ? weight_of(p, slot) : 0.0F;
     }
 #pragma unroll
     for (int i = 0; i < PerThread; ++i) {
@@ -126,11 +141,7 @@ struct sorted_slots {
       bool const here = local >= tile && local < tile + width;
       expert[i] = here ? static_cast<int>(local - tile)  // narrow-ok: below plan_tile_experts
                        : (local < 0 ? nobody : other_tile);
-      if (begin + offset(i) >= end) {
-        expert[i] = other_tile;
-      } else if (seen != nullptr && local < 0) {
-        seen->add(p, id[i], offset(i));
-      }
+      if (begin + offset(i) >= end) expert[i] = other_tile;
     }
   }
 
@@ -163,51 +174,73 @@ struct sorted_slots {
       if (e >= 0) {
         std::int64_t const among = tile.taken[e] + counts[e] + place[i];
         bool const kept = p.capacity < 0 || among < p.capacity;
-        write_slot(p, slot, kept ? tile.first[e] + among : -1);
+        write_slot(p, slot, kept ? tile.first[e] + among : -1, weight[i]);
       } else if (e == nobody && first_tile) {
-        write_slot(p, slot, -1);
+        write_slot(p, slot, -1, 0.0F);
       }
     }
   }
 };
 
-// ---- one block ---------------------------------------------------------------------------------
+// ---- one launch --------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(plan_block_threads) plan_block(plan_parameters const p) {
-  constexpr int warps = plan_block_threads / 32;
-  constexpr int per_thread = plan_block_slots / plan_block_threads;
-  static_assert(plan_block_slots <= 0xffff);
+/// Every block counts all slots, and sorts a round of its own.
+__global__ void __launch_bounds__(plan_threads) plan_rounds(plan_parameters const p) {
+  constexpr int warps = plan_threads / 32;
+  constexpr int per_thread = plan_rounds_step / plan_threads;
+  constexpr int at_once = 4;
+  static_assert(plan_rounds_slots < 0x10000);
   extern __shared__ __align__(16) std::uint8_t memory[];
   __shared__ std::int64_t warp_sums[warps];
   __shared__ block_others others;
   expert_tile<warps> const tile(memory, static_cast<int>(p.plan.experts));  // narrow-ok: a tile
+  // Per expert all slots in the lower half, those before this round in the upper.
+  auto* const counted =
+      reinterpret_cast<std::uint32_t*>(memory + expert_tile<warps>::bytes(tile.width));
   index_t const slots = p.plan.slots();
+  index_t const begin = index_t{blockIdx.x} * plan_rounds_step;
 
   others.clear();
   tile.clear_row(threadIdx.x / 32);
-  for (int e = threadIdx.x; e < tile.width; e += plan_block_threads) {
-    tile.taken[e] = 0;
+  for (int e = threadIdx.x; e < tile.width; e += plan_threads) {
+    counted[e] = 0;
     tile.row(warps)[e] = 0;
   }
-  sorted_slots<warps, per_thread> mine;
+  __syncthreads();
   others_seen seen;
-  mine.load(p, 0, slots, 0, tile.width, &seen);
+  for (index_t at = 0; at < slots; at += at_once * plan_threads) {
+    index_t id[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      index_t const slot = at + i * plan_threads + threadIdx.x;
+      id[i] = slot < slots ? id_of(p, slot) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      index_t const slot = at + i * plan_threads + threadIdx.x;
+      index_t const local = local_of(p, id[i]);
+      if (local >= 0) {
+        atomicAdd(&counted[local], slot < begin ? 0x10001U : 1U);
+      } else if (slot < slots) {
+        seen.add(p, id[i], static_cast<std::uint32_t>(slot));  // narrow-ok: plan_rounds_slots
+      }
+    }
+  }
+  others.add(seen, 0);
+  sorted_slots<warps, per_thread> mine;
+  mine.load(p, begin, slots, 0, tile.width);
   mine.rank(tile);
   __syncthreads();
-  others.add(seen, 0);
+  for (int e = threadIdx.x; e < tile.width; e += plan_threads) tile.taken[e] = counted[e] >> 16;
   tile.sum_warps();
-  __syncthreads();
   std::int64_t kept = 0;
-  tile.find_first_rows(p, 0, true, kept, warp_sums, [&](int e) { return tile.row(warps)[e]; });
+  tile.find_first_rows(p, 0, blockIdx.x == 0, kept, warp_sums,
+                       [&](int e) { return counted[e] & 0xffffU; });
   __syncthreads();
-  mine.write(p, 0, slots, true, tile);
-  if (threadIdx.x == 0) {
-    std::int64_t counted[plan_others::count];
-    for (int i = 0; i < plan_others::count; ++i) {
-      counted[i] = static_cast<std::int64_t>(others.sum[i]);
-    }
+  mine.write(p, begin, slots, true, tile);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
     element<std::int64_t>(p.plan.expert_begin, 0) = 0;
-    write_status(p, kept, counted);
+    write_status(p, kept, others);
   }
 }
 
@@ -312,7 +345,8 @@ __device__ void add_status(plan_parameters const& p, std::int64_t kept) {
   if (lane == 0) write_status(p, kept, sum);
 }
 
-__global__ void __launch_bounds__(plan_threads) plan_scatter(plan_parameters const p) {
+/// Four blocks per multiprocessor: all chunks of most problems at once.
+__global__ void __launch_bounds__(plan_threads, 4) plan_scatter(plan_parameters const p) {
   constexpr int warps = plan_threads / 32;
   constexpr int per_thread = plan_cut::round_slots / plan_threads;
   extern __shared__ __align__(16) std::uint8_t memory[];
@@ -337,7 +371,7 @@ __global__ void __launch_bounds__(plan_threads) plan_scatter(plan_parameters con
       for (index_t at = begin; at < end; at += plan_cut::round_slots) {
         tile.clear_row(warp);
         sorted_slots<warps, per_thread> mine;
-        mine.load(p, at, end, first_expert, width, nullptr);
+        mine.load(p, at, end, first_expert, width);
         mine.rank(tile);
         __syncthreads();
         tile.sum_warps();
@@ -353,60 +387,12 @@ __global__ void __launch_bounds__(plan_threads) plan_scatter(plan_parameters con
   }
 }
 
-// ---- the reference -----------------------------------------------------------------------------
-
-__global__ void __launch_bounds__(plan_block_threads) plan_reference(plan_parameters const p) {
-  __shared__ block_others others;
-  index_t const slots = p.plan.slots();
-  index_t const experts = p.plan.experts;
-  auto const begin = [&](index_t e) -> std::int64_t& {
-    return element<std::int64_t>(p.plan.expert_begin, e);
-  };
-  others.clear();
-  for (index_t e = threadIdx.x; e < experts; e += blockDim.x) {
-    std::int64_t count = 0;
-    for (index_t slot = 0; slot < slots; ++slot) count += local_of(p, id_of(p, slot)) == e;
-    begin(e + 1) = kept_of(p, count);
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    begin(0) = 0;
-    for (index_t e = 0; e < experts; ++e) begin(e + 1) += begin(e);
-  }
-  __syncthreads();
-  for (index_t e = threadIdx.x; e < experts; e += blockDim.x) {
-    index_t row = begin(e);
-    for (index_t slot = 0; slot < slots; ++slot) {
-      if (local_of(p, id_of(p, slot)) != e) continue;
-      write_slot(p, slot, row < begin(e + 1) ? row++ : -1);
-    }
-  }
-  for (index_t from = 0; from < slots; from += blockDim.x) {
-    index_t const slot = from + threadIdx.x;
-    others_seen seen;
-    if (slot < slots && local_of(p, id_of(p, slot)) < 0) {
-      seen.add(p, id_of(p, slot), threadIdx.x);
-      write_slot(p, slot, -1);
-    }
-    others.add(seen, from);
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    std::int64_t counted[plan_others::count];
-    for (int i = 0; i < plan_others::count; ++i) {
-      counted[i] = static_cast<std::int64_t>(others.sum[i]);
-    }
-    write_status(p, begin(experts), counted);
-  }
-}
-
 }  // namespace
 
 kernel<plan_parameters> plan_count_kernel() { return {"plan_count", plan_count}; }
 kernel<plan_parameters> plan_places_kernel() { return {"plan_places", plan_places}; }
 kernel<plan_parameters> plan_scatter_kernel() { return {"plan_scatter", plan_scatter}; }
-kernel<plan_parameters> plan_block_kernel() { return {"plan_block", plan_block}; }
-kernel<plan_parameters> plan_reference_kernel() { return {"plan_reference", plan_reference}; }
+kernel<plan_parameters> plan_rounds_kernel() { return {"plan_rounds", plan_rounds}; }
 
 index_t plan_count_shared(index_t experts) {
   return std::min(experts, plan_tile_experts) * index_t{sizeof(std::uint32_t)};
@@ -414,8 +400,8 @@ index_t plan_count_shared(index_t experts) {
 index_t plan_scatter_shared(index_t experts) {
   return expert_tile<plan_threads / 32>::bytes(std::min(experts, plan_tile_experts));
 }
-index_t plan_block_shared(index_t experts) {
-  return expert_tile<plan_block_threads / 32>::bytes(experts);
+index_t plan_rounds_shared(index_t experts) {
+  return expert_tile<plan_threads / 32>::bytes(experts) + experts * index_t{sizeof(std::uint32_t)};
 }
 
 }  // namespace moe64::cuda

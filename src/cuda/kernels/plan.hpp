@@ -53,11 +53,7 @@ struct plan_parameters {
 
 /// Experts that a block sorts by at a time; of more it takes one tile after the other.
 inline constexpr index_t plan_tile_experts = 2048;
-/// The largest problem of the kernel that needs one block and nothing else.
-inline constexpr index_t plan_block_slots = 4096;
-inline constexpr index_t plan_block_experts = 1024;
 inline constexpr int plan_threads = 256;
-inline constexpr int plan_block_threads = 1024;
 
 /// The three steps of a counting sort: count per chunk and expert; turn the counts of each expert
 /// into places; put the slots there. One block per chunk, the second one warp per expert.
@@ -67,11 +63,16 @@ inline constexpr int plan_block_threads = 1024;
 [[nodiscard]] index_t plan_count_shared(index_t experts);
 [[nodiscard]] index_t plan_scatter_shared(index_t experts);
 
-/// All of it in one block.
-[[nodiscard]] kernel<plan_parameters> plan_block_kernel();
-[[nodiscard]] index_t plan_block_shared(index_t experts);
+/// All of it in one launch: a block for every plan_rounds_step slots, each of which counts all of
+/// them. The largest problem that this pays for:
+inline constexpr index_t plan_rounds_step = 256;
+inline constexpr index_t plan_rounds_slots = 4096;
+inline constexpr index_t plan_rounds_experts = 1024;
+[[nodiscard]] kernel<plan_parameters> plan_rounds_kernel();
+[[nodiscard]] index_t plan_rounds_shared(index_t experts);
 
 /// One block in which every thread walks over all slots for each of its experts.
+inline constexpr int plan_reference_threads = 1024;
 [[nodiscard]] kernel<plan_parameters> plan_reference_kernel();
 
 }  // namespace moe64::cuda

@@ -1,43 +1,7 @@
-#include "core/exponential.hpp"
-#include "cuda/kernels/number.cuh"
-#include "cuda/kernels/route.hpp"
+#include "cuda/kernels/route_scores.cuh"
 
-#include <limits>
-
-/// One warp per token, with the CPU's operations in the CPU's order: only comparisons, whose order
-/// does not show, are shared among lanes; every sum is taken by all lanes alike.
 namespace moe64::cuda {
 namespace {
-
-constexpr unsigned all_lanes = ~0U;
-constexpr float renormalize_epsilon = 1e-20F;
-
-__device__ int lane_id() { return threadIdx.x % 32; }
-
-/// visit(token) for the tokens of this warp.
-template <class Visit>
-__device__ void for_each_token(index_t tokens, Visit const& visit) {
-  index_t const first = index_t{blockIdx.x} * route_warps + threadIdx.x / 32;
-  for (index_t token = first; token < tokens; token += index_t{gridDim.x} * route_warps) {
-    visit(token);
-  }
-}
-
-__device__ index_t load_id(tensor_view const& ids, index_t token, index_t k) {
-  index_t const offset = offset_of(ids, token, k);
-  return ids.type == dtype::int32 ? index_t{static_cast<std::int32_t const*>(ids.data)[offset]}
-                                  : static_cast<std::int64_t const*>(ids.data)[offset];
-}
-
-__device__ void store_id(tensor_view const& ids, index_t token, index_t k, index_t id) {
-  index_t const offset = offset_of(ids, token, k);
-  if (ids.type == dtype::int32) {
-    auto const narrowed = static_cast<std::int32_t>(id);  // narrow-ok: experts were checked to fit
-    static_cast<std::int32_t*>(ids.data)[offset] = narrowed;
-  } else {
-    static_cast<std::int64_t*>(ids.data)[offset] = id;
-  }
-}
 
 /// A candidate of a choice: larger keys first, NaN below everything, ties to the lower id; an id
 /// below 0 is none, and comes last.
@@ -87,102 +51,16 @@ struct best_two {
   }
 };
 
-/// The scores of one token: kept in shared memory, or computed whenever they are asked for.
-template <bool Kept>
-class token_scores {
- public:
-  __device__ token_scores(tensor_view const& logits, scoring score, index_t token, float* kept)
-      : logits_(row_of(logits, token)), experts_(logits.extent[1]), score_(score), kept_(kept) {
-    if (score == scoring::softmax) find_largest();
-    if constexpr (Kept) {
-      keep();
-    } else if (score == scoring::softmax) {
-      add_exponentials();
-    }
-  }
-
-  [[nodiscard]] __device__ index_t experts() const { return experts_; }
-  [[nodiscard]] __device__ float logit(index_t e) const { return load_number(logits_, e); }
-  [[nodiscard]] __device__ float operator()(index_t e) const {
-    if constexpr (Kept) return kept_[e];
-    return score_ == scoring::softmax ? exponential(e) / sum_ : unscaled(e);
-  }
-
- private:
-  [[nodiscard]] __device__ float exponential(index_t e) const {
-    return exp_f32(logit(e) - largest_);
-  }
-  /// The score; of the softmax its numerator.
-  [[nodiscard]] __device__ float unscaled(index_t e) const {
-    switch (score_) {
-      case scoring::softmax:
-        return exponential(e);
-      case scoring::softmax_of_selected:
-        return logit(e);
-      default:
-        return 1.0F / (1.0F + exp_f32(-logit(e)));
-    }
-  }
-
-  __device__ void find_largest() {
-    largest_ = -std::numeric_limits<float>::infinity();
-    for (index_t e = lane_id(); e < experts_; e += 32) largest_ = fmaxf(largest_, logit(e));
-    for (int distance = 16; distance > 0; distance /= 2) {
-      largest_ = fmaxf(largest_, __shfl_xor_sync(all_lanes, largest_, distance));
-    }
-  }
-
-  __device__ void add_exponentials() {
-    for (index_t begin = 0; begin < experts_; begin += 32) {
-      index_t const e = begin + lane_id();
-      float const mine = e < experts_ ? exponential(e) : 0.0F;
-      // Zeros behind the last one do not change a sum that is positive or NaN.
-      for (int lane = 0; lane < 32; ++lane) sum_ += __shfl_sync(all_lanes, mine, lane);
-    }
-  }
-
-  __device__ void keep() {
-    index_t const padded = ceil_div(experts_, 4) * 4;
-    for (index_t e = lane_id(); e < padded; e += 32) kept_[e] = e < experts_ ? unscaled(e) : 0.0F;
-    __syncwarp();
-    if (score_ != scoring::softmax) return;
-    for (index_t e = 0; e < padded; e += 4) {
-      float4 const four = *reinterpret_cast<float4 const*>(kept_ + e);
-      sum_ = (((sum_ + four.x) + four.y) + four.z) + four.w;
-    }
-    __syncwarp();
-    for (index_t e = lane_id(); e < experts_; e += 32) kept_[e] /= sum_;
-    __syncwarp();
-  }
-
-  row_view logits_;
-  index_t experts_;
-  scoring score_;
-  float* kept_;
-  float largest_ = 0.0F;
-  float sum_ = 0.0F;
-};
-
 /// The choice of experts for one token, one after the other.
-template <bool Kept>
 class chooser {
  public:
-  __device__ chooser(route_parameters const& p, token_scores<Kept> const& scores,
-                     float* kept_groups)
+  __device__ chooser(route_parameters const& p, token_scores<false> const& scores)
       : p_(p),
         scores_(scores),
-        group_keys_(kept_groups),
         groups_(p.options.expert_groups),
         group_size_(scores.experts() / p.options.expert_groups),
         limited_(p.options.groups_kept < p.options.expert_groups) {
     if (!limited_) return;
-    if constexpr (Kept) {
-      for (index_t g = 0; g < groups_; ++g) {
-        float const key = find_group_key(g);
-        if (lane_id() == 0) group_keys_[g] = key;
-      }
-      __syncwarp();
-    }
     candidate last;
     for (index_t kept = 0; kept < p.options.groups_kept; ++kept) {
       candidate best;
@@ -224,10 +102,6 @@ class chooser {
   }
 
   [[nodiscard]] __device__ float group_key(index_t g) const {
-    if constexpr (Kept) return group_keys_[g];
-    return find_group_key(g);
-  }
-  [[nodiscard]] __device__ float find_group_key(index_t g) const {
     best_two best;
     for (index_t e = g * group_size_ + lane_id(); e < (g + 1) * group_size_; e += 32) {
       best.add({key(e), e});
@@ -238,8 +112,7 @@ class chooser {
   }
 
   route_parameters const& p_;
-  token_scores<Kept> const& scores_;
-  float* group_keys_;
+  token_scores<false> const& scores_;
   index_t groups_;
   index_t group_size_;
   bool limited_;
@@ -267,19 +140,10 @@ __device__ void finish_weights(route_parameters const& p, index_t token, float l
   }
 }
 
-/// What this warp keeps of the block's shared memory.
-__device__ float* warp_memory(index_t numbers) {
-  extern __shared__ __align__(16) float memory[];
-  return memory + threadIdx.x / 32 * numbers;
-}
-
-template <bool Kept>
 __global__ void __launch_bounds__(route_warps * 32) route_tokens(route_parameters const p) {
-  index_t const experts = p.logits.extent[1];
-  float* const kept = warp_memory(route_kept(experts, p.options.expert_groups));
   for_each_token(p.logits.extent[0], [&](index_t token) {
-    token_scores<Kept> const scores(p.logits, p.options.score, token, kept);
-    chooser<Kept> const choice(p, scores, kept + ceil_div(experts, 4) * 4);
+    token_scores<false> const scores(p.logits, p.options.score, token, nullptr);
+    chooser const choice(p, scores);
     candidate chosen;
     float largest = -std::numeric_limits<float>::infinity();
     for (index_t k = 0; k < p.expert_ids.extent[1]; ++k) {
@@ -291,7 +155,6 @@ __global__ void __launch_bounds__(route_warps * 32) route_tokens(route_parameter
       largest = fmaxf(largest, score);  // the logit, where finish_weights looks at it
     }
     if (lane_id() == 0) finish_weights(p, token, largest);
-    __syncwarp();
   });
 }
 
@@ -366,7 +229,7 @@ template <bool Kept>
 __global__ void __launch_bounds__(route_warps * 32)
     route_backward_tokens(route_backward_parameters const p) {
   index_t const experts = p.logits.extent[1];
-  float* const kept = warp_memory(route_kept(experts, 0));
+  float* const kept = warp_memory(kept_scores(experts));
   for_each_token(p.logits.extent[0], [&](index_t token) {
     token_scores<Kept> const scores(p.logits, p.options.score, token, kept);
     token_gradient<Kept> const gradient(p, token, scores);
@@ -378,10 +241,7 @@ __global__ void __launch_bounds__(route_warps * 32)
 
 }  // namespace
 
-kernel<route_parameters> route_reference_kernel() {
-  return {"route_reference", route_tokens<false>};
-}
-kernel<route_parameters> route_scored_kernel() { return {"route_scored", route_tokens<true>}; }
+kernel<route_parameters> route_reference_kernel() { return {"route_reference", route_tokens}; }
 kernel<route_backward_parameters> route_backward_reference_kernel() {
   return {"route_backward_reference", route_backward_tokens<false>};
 }

@@ -25,9 +25,11 @@ inline constexpr int route_warps = 4;
 
 /// Experts whose scores, and groups whose keys, fit the shared memory of a block.
 inline constexpr index_t route_scored_experts = 1024;
-/// Numbers that a warp keeps; a multiple of 4.
-[[nodiscard]] constexpr index_t route_kept(index_t experts, index_t groups) {
-  return ceil_div(experts, 4) * 4 + ceil_div(groups, 4) * 4;
+/// Scores that a warp keeps: in whole vectors of four.
+[[nodiscard]] constexpr index_t kept_scores(index_t experts) { return ceil_div(experts, 4) * 4; }
+/// Numbers that a warp of route keeps: scores and ranks, ranks of groups, and its choices.
+[[nodiscard]] constexpr index_t route_kept(index_t experts, index_t groups, index_t top_k) {
+  return 2 * kept_scores(experts) + kept_scores(groups + top_k);
 }
 
 }  // namespace moe64::cuda

@@ -37,17 +37,17 @@ __device__ inline std::int64_t kept_of(plan_parameters const& p, std::int64_t co
   return p.capacity >= 0 && count > p.capacity ? p.capacity : count;
 }
 
-/// The slot's row and weight; no row: -1.
-__device__ inline void write_slot(plan_parameters const& p, index_t slot, index_t row) {
-  float weight = 0.0F;
-  if (row >= 0) {
-    element<std::int64_t>(p.plan.row_to_slot, row) = slot;
-    weight = p.weights.present() ? load_number(p.weights.type, p.weights.data,
-                                               slot_offset(p.weights, slot, p.plan.top_k))
-                                 : 1.0F;
-  }
+[[nodiscard]] __device__ inline float weight_of(plan_parameters const& p, index_t slot) {
+  if (!p.weights.present()) return 1.0F;
+  return load_number(p.weights.type, p.weights.data, slot_offset(p.weights, slot, p.plan.top_k));
+}
+
+/// The slot's row and weight; no row: -1, whatever the weight.
+__device__ inline void write_slot(plan_parameters const& p, index_t slot, index_t row,
+                                  float weight) {
+  if (row >= 0) element<std::int64_t>(p.plan.row_to_slot, row) = slot;
   element<std::int64_t>(p.plan.slot_to_row, slot) = row;
-  element<float>(p.plan.slot_weight, slot) = weight;
+  element<float>(p.plan.slot_weight, slot) = row >= 0 ? weight : 0.0F;
 }
 
 /// What one thread has seen of slots that belong to no expert of this plan.
@@ -106,6 +106,15 @@ __device__ inline void write_status(plan_parameters const& p, std::int64_t kept,
                                  others[plan_others::elsewhere] - invalid;
   status(plan_status::invalid) = invalid;
   status(plan_status::first_invalid) = invalid > 0 ? others[plan_others::first_invalid] : -1;
+}
+
+__device__ inline void write_status(plan_parameters const& p, std::int64_t kept,
+                                    block_others const& others) {
+  std::int64_t counted[plan_others::count];
+  for (int i = 0; i < plan_others::count; ++i) {
+    counted[i] = static_cast<std::int64_t>(others.sum[i]);
+  }
+  write_status(p, kept, counted);
 }
 
 }  // namespace moe64::cuda
