@@ -66,8 +66,8 @@ index_t threads_of_block(quantize_target const& target, team const& threads) {
   return align_up(ceil_div(target.block_rows * cols, threads.held), 32);
 }
 
-index_t group_tasks(quantize_target const& target, index_t rows) {
-  return target.values.extent[0] * rows * ceil_div(target.values.extent[2], groups_cols);
+index_t threads_of_groups(index_t cols, index_t most) {
+  return std::min(most, std::max<index_t>(32, align_up(ceil_div(cols, groups_held), 32)));
 }
 
 }  // namespace moe64::cuda

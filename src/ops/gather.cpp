@@ -37,9 +37,9 @@ void check_copied(checker const& check, gather_args const& args) {
 /// Rows that are quantised on the way.
 void check_quantized(checker const& check, gather_args const& args) {
   check.number("x of a gather that quantises", args.x);
-  check.require(!args.scales.present(),
-                fmt::format("scales is {}: a gather that quantises makes its own",
-                            to_string(args.scales)));
+  check.require(
+      !args.scales.present(),
+      fmt::format("scales is {}: a gather that quantises makes its own", to_string(args.scales)));
   check.quantized_rows("rows", args.rows, args.row_scales, args.quantized);
 }
 

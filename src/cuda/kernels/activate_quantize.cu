@@ -62,7 +62,7 @@ struct activated_source {
 };
 
 template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(groups_threads)
+__global__ void __launch_bounds__(activate_rows_threads)
     activate_groups(activate_quantize_parameters const p) {
   quantize_groups_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
 }

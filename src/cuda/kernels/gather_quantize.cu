@@ -58,18 +58,16 @@ __device__ std::uint8_t const* token_data(tensor_view const& x, index_t token) {
 
 template <dtype X, dtype Code>
 __global__ void __launch_bounds__(1024) gather_groups(gather_quantize_parameters const p) {
-  constexpr int held = gather_held / 16;
+  constexpr int held = groups_held / 16;
   quantize_target const& t = p.target;
-  index_t const cols = t.values.extent[2], step = index_t{16} * blockDim.x;
+  index_t const cols = t.values.extent[2];
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);
-    // Whole warps stay together, behind the last column too.
-    for (index_t first = 0; first < cols; first += held * step) {
-      index_t const col = first + threadIdx.x * 16;
+    for_each_share<held>(cols, [&](index_t const(&col)[held]) {
       raw16<X> x[held] = {};
 #pragma unroll
       for (int n = 0; n < held; ++n) {
-        if (col + n * step < cols) x[n] = load16<X>(from + (col + n * step) * (bits(X) / 8));
+        if (col[n] < cols) x[n] = load16<X>(from + col[n] * (bits(X) / 8));
       }
       group_codes<Code> made[held];
 #pragma unroll
@@ -78,10 +76,10 @@ __global__ void __launch_bounds__(1024) gather_groups(gather_quantize_parameters
 #pragma unroll
         for (int n = 0; n < held; ++n) {
           if (p.weighted) made[n] = group_codes<Code>::of(weighted(x[n], weight), t);
-          if (col + n * step < cols) made[n].store(t, 0, row, col + n * step);
+          if (col[n] < cols) made[n].store(t, 0, row, col[n]);
         }
       });
-    }
+    });
   }
 }
 

@@ -29,11 +29,11 @@ struct quantize_parameters {
 [[nodiscard]] kernel<quantize_parameters> quantize_scales_kernel();
 [[nodiscard]] kernel<quantize_parameters> quantize_codes_kernel();
 
-/// Threads of the kernel below, and columns of a row that they take at a time.
-inline constexpr int groups_threads = 64;
-inline constexpr int groups_cols = 2048;
+/// Numbers of a row that a thread of the kernels named "groups" holds at a time.
+inline constexpr int groups_held = 32;
 
-/// A scale for every 16, 32, 64, 128, 256 or 512 columns of a row, in one pass. Columns must be
+/// A row per block at a time, a scale for every 16, 32, 64, 128, 256 or 512 of its columns, in one
+/// pass. Columns must be
 /// adjacent, their number a multiple of 16, sixteen numbers and sixteen codes aligned to their size
 /// (at most 16 bytes).
 [[nodiscard]] kernel<quantize_parameters> quantize_groups_kernel(dtype x, dtype values);

@@ -59,32 +59,41 @@ struct group_codes {
   }
 };
 
-/// `groups_cols` columns of a row per block of threads at a time, a scale for each of their groups.
+/// visit(col) for all columns of a row, sixteen by sixteen spread over the threads of a block:
+/// col[n] is a column of this thread for n in [0, Held), behind the last column where there are no
+/// more.
+template <int Held, class Visit>
+__device__ void for_each_share(index_t cols, Visit const& visit) {
+  for (index_t first = 0; first < cols; first += index_t{16} * Held * blockDim.x) {
+    index_t col[Held];
+#pragma unroll
+    for (int n = 0; n < Held; ++n) col[n] = first + 16 * (threadIdx.x + n * blockDim.x);
+    visit(col);
+  }
+}
+
+/// A row per block of threads at a time, a scale for each of its groups.
 template <dtype Code, class Source>
 __device__ void quantize_groups_of(Source const& source, quantize_target const& t) {
-  constexpr int held = groups_cols / groups_threads / 16;
+  constexpr int held = groups_held / 16;
   index_t const rows = count_rows(t.live_rows, t.values.extent[1]), cols = t.values.extent[2];
-  index_t const across = ceil_div(cols, groups_cols);
-  for (index_t task = blockIdx.x; task < t.values.extent[0] * t.values.extent[1] * across;
+  for (index_t task = blockIdx.x; task < t.values.extent[0] * t.values.extent[1];
        task += gridDim.x) {
-    index_t const band = across == 1 ? task : divide(task, across);
-    index_t const expert = t.values.extent[0] == 1 ? 0 : divide(band, t.values.extent[1]);
-    index_t const row = band - expert * t.values.extent[1];
-    index_t const col = (task - band * across) * groups_cols + threadIdx.x * 16;
+    index_t const expert = t.values.extent[0] == 1 ? 0 : divide(task, t.values.extent[1]);
+    index_t const row = task - expert * t.values.extent[1];
     if (row >= rows) continue;
-    constexpr int step = groups_threads * 16;
     auto const place = source.row(expert, row);
-    typename Source::fetched inputs[held];
-#pragma unroll
-    for (int n = 0; n < held; ++n) {
-      inputs[n] = place.fetch(0, col + n * step, col + n * step < cols);
-    }
     auto const global = global_factor::of(t.global, t.global_divides, expert);
+    for_each_share<held>(cols, [&](index_t const(&col)[held]) {
+      typename Source::fetched inputs[held];
 #pragma unroll
-    for (int n = 0; n < held; ++n) {
-      auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
-      if (col + n * step < cols) made.store(t, expert, row, col + n * step);
-    }
+      for (int n = 0; n < held; ++n) inputs[n] = place.fetch(0, col[n], col[n] < cols);
+#pragma unroll
+      for (int n = 0; n < held; ++n) {
+        auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
+        if (col[n] < cols) made.store(t, expert, row, col[n]);
+      }
+    });
   }
 }
 
