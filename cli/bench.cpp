@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <map>
 
 namespace moe64::cli {
 namespace {
@@ -39,14 +40,15 @@ measured bench_one(problem const& p, bench_options const& options, cpu_pool& poo
     progress_bar bar(line_of(p), "runs", options.progress);
     reset_peak_memory();
     cases::problem_case c(p, {cases::data_mode::random, &pool, -1, routings_of(p)});
-    stream const where{p.device, p.device.kind == device_kind::cpu ? &pool : nullptr};
-    result.implementation = c.implementation(where);
-    result.time = time_of(c, where, options.min_seconds, bar);
+    cases::queue const queue(p.device, &pool);
+    result.implementation = c.implementation(queue.get());
+    result.time = time_of(c, queue.get(), options.min_seconds, bar);
     result.work = c.cost();
     result.routings = c.routings();
     result.operand_bytes = c.operand_bytes();
     result.workspace_bytes = c.workspace_bytes();
-    result.peak_bytes = peak_memory();
+    bool const on_cpu = p.device.kind == device_kind::cpu;
+    result.peak_bytes = on_cpu ? peak_memory() : static_cast<double>(c.device_bytes());
   });
   return result;
 }
@@ -60,9 +62,11 @@ void print_text(problem const& p, measured const& m, share_of_limit const& share
     std::string const flops =
         m.work.flops > 0.0 ? human_rate(m.work.flops / seconds, "FLOP/s") + " | " : "";
     double const streamed = m.work.weight_bytes / seconds;
+    bool const by_reading = limits.read_bytes_per_s > 0.0;
+    double const read = by_reading ? limits.read_bytes_per_s : limits.copy_bytes_per_s;
     std::string const weights =
-        streamed > 0.0 ? fmt::format(" | weights {}, {:.1f} % of read", human_rate(streamed, "B/s"),
-                                     100.0 * streamed / limits.read_bytes_per_s)
+        streamed > 0.0 ? fmt::format(" | weights {}, {:.1f} % of {}", human_rate(streamed, "B/s"),
+                                     100.0 * streamed / read, by_reading ? "read" : "copy")
                        : "";
     fmt::print("{} | {} | {} | {}{} | {:.1f} % of {}{} | workspace {} | peak {}\n",
                printable(line_of(p)), printable(m.implementation), human_seconds(seconds), flops,
@@ -73,9 +77,13 @@ void print_text(problem const& p, measured const& m, share_of_limit const& share
 }
 
 std::string text_of(machine_limits const& limits) {
-  std::string text = fmt::format(
-      "copy {}, read {}, multiply-add {}", human_rate(limits.copy_bytes_per_s, "B/s"),
-      human_rate(limits.read_bytes_per_s, "B/s"), human_rate(limits.fma_flops_per_s, "FLOP/s"));
+  std::string text = fmt::format("copy {}", human_rate(limits.copy_bytes_per_s, "B/s"));
+  if (limits.read_bytes_per_s > 0.0) {
+    text += fmt::format(", read {}", human_rate(limits.read_bytes_per_s, "B/s"));
+  }
+  if (limits.fma_flops_per_s > 0.0) {
+    text += fmt::format(", multiply-add {}", human_rate(limits.fma_flops_per_s, "FLOP/s"));
+  }
   if (limits.bf16_flops_per_s > 0.0) {
     text += fmt::format(", bf16 dot {}", human_rate(limits.bf16_flops_per_s, "FLOP/s"));
   }
@@ -113,7 +121,8 @@ void print_json(problem const& p, measured const& m, share_of_limit const& share
     object["limit"] = share.limit;
     object["weight_bytes"] = m.work.weight_bytes;
     object["weight_bytes_per_s"] = m.work.weight_bytes / m.time.median;
-    object["weight_read_share"] = m.work.weight_bytes / m.time.median / limits.read_bytes_per_s;
+    object["weight_read_share"] =  // null where reading was not measured
+        m.work.weight_bytes / m.time.median / limits.read_bytes_per_s;
     object["operand_bytes"] = m.operand_bytes;
     object["workspace_bytes"] = m.workspace_bytes;
     object["peak_bytes"] = static_cast<index_t>(m.peak_bytes);
@@ -127,17 +136,41 @@ void print_json(problem const& p, measured const& m, share_of_limit const& share
   std::fflush(stdout);
 }
 
+/// The limits of every device that a problem asks for, measured before the first runs on it.
+class device_limits {
+ public:
+  device_limits(cpu_pool& pool, bool print) : pool_(pool), print_(print) {}
+
+  machine_limits const& of(moe64::device where) {
+    auto const [found, added] = known_.try_emplace(to_string(where));
+    if (!added) return found->second;
+    bool const on_cpu = where.kind == device_kind::cpu;
+    // A device that cannot be used is for the problem to complain about.
+    (void)attempt(
+        [&] { found->second = on_cpu ? measure_limits(pool_) : measure_cuda_limits(where); });
+    if (print_) {
+      std::string const name =
+          on_cpu ? fmt::format("{} threads", pool_.concurrency()) : to_string(where);
+      fmt::print(stderr, "limits on {}: {}\n", name, text_of(found->second));
+    }
+    return found->second;
+  }
+
+ private:
+  cpu_pool& pool_;
+  bool print_;
+  std::map<std::string, machine_limits> known_;
+};
+
 }  // namespace
 
 exit_code bench(bench_options const& options) {
   auto const problems = read_problems(options.lines, options.file);
   cpu_pool pool(options.threads);
-  machine_limits const limits = measure_limits(pool);
-  if (!options.json) {
-    fmt::print(stderr, "limits on {} threads: {}\n", options.threads, text_of(limits));
-  }
+  device_limits all_limits(pool, !options.json);
   exit_code refused = exit_code::ok;
   for (problem const& p : problems) {
+    machine_limits const& limits = all_limits.of(p.device);
     measured const m = bench_one(p, options, pool);
     share_of_limit const share = share_of(m.work, m.time.median, m.implementation, limits);
     options.json ? print_json(p, m, share, limits, options.threads)

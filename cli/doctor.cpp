@@ -1,7 +1,7 @@
 #include "fmt/format.h"
 #include "lines.hpp"
 #include "machine.hpp"
-#include "moe64/cpu.hpp"
+#include "moe64/cuda.hpp"
 #include "moe64/version.hpp"
 #include "nlohmann/json.hpp"
 #include "terminal.hpp"
@@ -51,26 +51,54 @@ std::string build_of() {
 #endif
 }
 
-/// "available", or why not.
-std::string answer_of(moe64::device where) {
-  auto const refused = attempt([&] { (void)plan_scratch_bytes(1, 1, 1, where); });
-  return refused.code == exit_code::ok ? "available" : refused.message;
+/// "available", or why CUDA is off.
+std::string cuda_answer() {
+  support const answer = cuda_support();
+  return answer ? "available" : "off: " + printable(answer.reason());
+}
+
+/// Device N as text, or why it cannot be asked.
+std::string text_of_cuda(std::int16_t ordinal) {
+  std::string text;
+  auto const refused = attempt([&] {
+    cuda_device_info const info = cuda_info(device::cuda(ordinal));
+    text = fmt::format("{}, compute capability {}.{}, {} multiprocessors, {}, {} free",
+                       printable(info.name), info.major, info.minor, info.multiprocessors,
+                       human_bytes(static_cast<double>(info.memory_bytes)),
+                       human_bytes(static_cast<double>(info.memory_free)));
+  });
+  return refused.code == exit_code::ok ? text : refused.message;
+}
+
+std::vector<std::string> cuda_devices() {
+  std::vector<std::string> all;
+  for (std::int16_t i = 0; i < cuda_device_count(); ++i) all.push_back(text_of_cuda(i));
+  return all;
+}
+
+/// The devices whose implementations are listed: the CPU, and the first CUDA device.
+std::vector<moe64::device> asked_devices() {
+  std::vector<moe64::device> all{device::cpu()};
+  if (cuda_support()) all.push_back(device::cuda(0));
+  return all;
 }
 
 struct choice {
+  moe64::device where;
   std::string operation;
   std::string problem_line;
   std::string chosen;
   std::string reason;
 };
 
-std::vector<choice> choices() {
+std::vector<choice> choices(moe64::device where) {
   std::vector<choice> all;
   for (char const* line : questions) {
-    problem const p = parse_problem(line);
+    problem p = parse_problem(line);
+    p.device = where;
     cases::problem_case const c(p);
-    for (cases::operation_report const& report : c.explain(cpu_stream())) {
-      choice made{report.operation, line_of(p), "none", ""};
+    for (cases::operation_report const& report : c.explain({where, nullptr})) {
+      choice made{where, report.operation, line_of(p), "none", ""};
       for (implementation_report const& candidate : report.implementations) {
         if (!candidate.answer) {
           made.reason += fmt::format("not {}: {}; ", candidate.name, candidate.answer.reason());
@@ -109,14 +137,19 @@ void print_text(machine const& m) {
   fmt::print("extensions {}\n", fmt::join(m.extensions, " "));
   fmt::print("memory     {}, {} available\n", human_bytes(m.memory_total),
              human_bytes(m.memory_available));
-  fmt::print("devices    cpu: {}\n", answer_of(device::cpu()));
-  fmt::print("           cuda: {}\n\n", answer_of(device::cuda(0)));
+  fmt::print("cuda       {}\n", cuda_answer());
+  index_t ordinal = 0;
+  for (std::string const& text : cuda_devices()) fmt::print("  cuda:{:<4} {}\n", ordinal++, text);
 
-  std::vector<std::vector<std::string>> rows{{"operation", "implementation", "why", "asked with"}};
-  for (choice const& c : choices()) {
-    rows.push_back({c.operation, c.chosen, c.reason, c.problem_line});
+  for (moe64::device const where : asked_devices()) {
+    std::vector<std::vector<std::string>> rows{
+        {"on " + to_string(where), "implementation", "why", "asked with"}};
+    for (choice const& c : choices(where)) {
+      rows.push_back({c.operation, c.chosen, c.reason, c.problem_line});
+    }
+    fmt::print("\n{}", table(rows));
   }
-  fmt::print("{}\n{}", table(rows), table(modes()));
+  fmt::print("\n{}", table(modes()));
   fmt::print(
       "\nForce an implementation with impl=NAME; MOE64_VERBOSE=2 prints each choice as it is "
       "made.\n");
@@ -129,13 +162,17 @@ void print_json(machine const& m) {
   object["cpu"] = {{"model", m.cpu_model}, {"cores", m.cores}, {"extensions", m.extensions}};
   object["memory"] = {{"total_bytes", static_cast<index_t>(m.memory_total)},
                       {"available_bytes", static_cast<index_t>(m.memory_available)}};
-  object["devices"] = {{"cpu", answer_of(device::cpu())}, {"cuda", answer_of(device::cuda(0))}};
+  object["devices"] = {{"cpu", "available"}, {"cuda", cuda_answer()}};
+  object["cuda_devices"] = cuda_devices();
   object["operations"] = json::array();
-  for (choice const& c : choices()) {
-    object["operations"].push_back({{"operation", c.operation},
-                                    {"problem", c.problem_line},
-                                    {"impl", c.chosen},
-                                    {"why", c.reason}});
+  for (moe64::device const where : asked_devices()) {
+    for (choice const& c : choices(where)) {
+      object["operations"].push_back({{"operation", c.operation},
+                                      {"device", to_string(c.where)},
+                                      {"problem", c.problem_line},
+                                      {"impl", c.chosen},
+                                      {"why", c.reason}});
+    }
   }
   fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));
 }

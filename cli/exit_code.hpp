@@ -38,6 +38,7 @@ enum class exit_code : int {
     case errc::device_mismatch:
     case errc::invalid_expert:
     case errc::workspace_too_small:
+    case errc::device_failure:
     case errc::internal:
       break;
   }

@@ -25,8 +25,8 @@ void reset_peak_memory();
 /// Largest resident size of this process since then, in bytes; 0 when the system does not say.
 [[nodiscard]] double peak_memory();
 
-/// The fastest that this machine went in simple loops, on all threads of the executor: what shares
-/// of a limit refer to. 0: the processor has no such instruction.
+/// The fastest that a device went in simple loops, a CPU on all threads of the executor: what
+/// shares of a limit refer to. 0: it has no such instruction, or it was not measured.
 struct machine_limits {
   double copy_bytes_per_s = 0.0;       ///< bytes read plus bytes written of a large copy
   double read_bytes_per_s = 0.0;       ///< bytes of a large sum
@@ -36,5 +36,7 @@ struct machine_limits {
   double int8_ops_per_s = 0.0;         ///< int8 dot products on registers (AVX512_VNNI)
 };
 [[nodiscard]] machine_limits measure_limits(cpu_executor& executor);
+/// Only copying: moe64 has no other loops for CUDA than its operations.
+[[nodiscard]] machine_limits measure_cuda_limits(moe64::device where);
 
 }  // namespace moe64::cli

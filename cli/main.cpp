@@ -199,7 +199,8 @@ exit_code run_tool(int argc, char** argv) {
       ->type_name("S");
   run_verb->add_flag("--backward", run_asked.backward,
                      "Then the gradients of the input and of the slot weights");
-  run_verb->add_option("--device", run_asked.device, "Where it runs: cpu")->type_name("D");
+  run_verb->add_option("--device", run_asked.device, "Where it runs: cpu or cuda:N (default cpu)")
+      ->type_name("D");
   run_verb
       ->add_option("--budget", run_asked.budget,
                    "Multiply-adds of the reference before it samples rows (default 1e9)")

@@ -35,11 +35,15 @@ struct run_result {
   cases::verification found;
 };
 
-void require_cpu(std::string const& device) {
-  if (device == "cpu") return;
-  throw error(errc::unsupported,
-              fmt::format("--device {}: layers of checkpoints run on the cpu alone in this build",
-                          printable(device)));
+/// As in a problem line; the library says whether it can be used.
+moe64::device device_of(std::string const& text) {
+  moe64::device const where = parse_problem("device=" + text).device;
+  if (to_string(where) != text) {
+    throw error(errc::invalid_argument,
+                fmt::format("--device {}: expected cpu or cuda:N", printable(text)));
+  }
+  (void)plan_scratch_bytes(1, 1, 1, where);
+  return where;
 }
 
 layer_description find_layer(checkpoint_description const& described, run_options const& options) {
@@ -62,13 +66,14 @@ index_t top_k_of(checkpoint_description const& described, run_options const& opt
 
 /// Median of at least three runs and half a second, after the one that verify looks at.
 template <class Body>
-double median_of(interrupt_watch const& watch, Body const& body) {
+double median_of(interrupt_watch const& watch, stream where, Body const& body) {
   std::vector<double> seconds;
   double total = 0.0;
   while (seconds.size() < 3 || (total < 0.5 && seconds.size() < 1000)) {
     watch.check();
     auto const begin = clock::now();
     body();
+    cases::wait(where);
     seconds.push_back(since(begin));
     total += seconds.back();
   }
@@ -86,20 +91,24 @@ run_result run_one(run_options const& options) {
   result.weight_bytes = layer_bytes(reader, request);
   result.top_k = top_k_of(described, options);
 
+  moe64::device const device = device_of(options.device);
   cpu_pool pool(options.threads);
-  stream const where = cpu_stream(&pool);
+  cases::queue const queue(device, &pool);
+  stream const where = queue.get();
   reset_peak_memory();
-  cases::arena memory(device::cpu());
+  cases::arena memory(device);
   workspace const lent{memory.allocate("the layer", cases::purpose::input, result.weight_bytes),
                        result.weight_bytes, device::cpu()};
   auto const begin = clock::now();
-  layer_desc const layer = [&] {
+  layer_desc layer = [&] {
     progress_bar bar("loading", "MB", options.progress);
-    return load_layer(reader, request, lent, where, [&](index_t done, index_t total) {
+    return load_layer(reader, request, lent, cpu_stream(&pool), [&](index_t done, index_t total) {
       watch.check();
       bar.update(done / 1'000'000, std::max<index_t>(1, total / 1'000'000));
     });
   }();
+  for_each_operand(layer, [&](operand const& o) { o.tensor.device = device; });
+  memory.upload();
   result.load_seconds = since(begin);
 
   cases::loaded_options wanted;
@@ -108,6 +117,7 @@ run_result run_one(run_options const& options) {
   wanted.seed = options.seed;
   wanted.backward = options.backward;
   cases::loaded_layer const c(layer, wanted, memory, &pool);
+  memory.upload();
   result.mode = c.mode();
   result.flops = c.flops();
   memory.poison();
@@ -120,12 +130,13 @@ run_result run_one(run_options const& options) {
       bar.update(done, total);
     });
   }
-  result.forward_seconds = median_of(watch, [&] { c.forward(where); });
+  result.forward_seconds = median_of(watch, where, [&] { c.forward(where); });
   if (options.backward) {
-    result.backward_seconds = median_of(watch, [&] { c.backward(where); });
+    result.backward_seconds = median_of(watch, where, [&] { c.backward(where); });
   }
   result.workspace_bytes = memory.bytes(cases::purpose::scratch);
-  result.peak_bytes = peak_memory();
+  bool const on_cpu = device.kind == device_kind::cpu;
+  result.peak_bytes = on_cpu ? peak_memory() : static_cast<double>(memory.device_bytes());
   return result;
 }
 
@@ -178,6 +189,7 @@ void print_json(run_options const& options, run_result const& result) {
   object["top_k"] = result.top_k;
   object["seed"] = options.seed;
   object["threads"] = options.threads;
+  object["device"] = options.device;
   object["mode"] = name(result.mode.mode);
   object["impl"] = result.found.implementation;
   object["load_seconds"] = result.load_seconds;
@@ -205,7 +217,6 @@ void print_json(run_options const& options, run_result const& result) {
 }  // namespace
 
 exit_code run(run_options const& options) {
-  require_cpu(options.device);
   run_result const result = run_one(options);
   options.json ? print_json(options, result) : print_text(options, result);
   return result.found.ok() ? exit_code::ok : exit_code::failed;

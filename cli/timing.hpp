@@ -20,7 +20,8 @@ struct timing {
 };
 
 /// One execution to warm up, then at least three, at least one with each of the case's routings in
-/// turn, until min_seconds have passed.
+/// turn, until min_seconds have passed. On a CUDA device: the time that the device needs, in
+/// replays of CUDA graphs.
 [[nodiscard]] timing time_of(cases::problem_case& c, stream where, double min_seconds,
                              progress_bar& bar);
 
@@ -43,9 +44,9 @@ struct share_of_limit {
   std::string
       limit;  ///< the one that binds: copy, read, multiply-add, bf16 dot, bf16 tile, int8 dot
 };
-/// Memory: reading where there are weights to stream, copying otherwise. Arithmetic: the dot
-/// products that the name of the implementation speaks of (bf16, vnni), f32 multiply-adds
-/// otherwise.
+/// Memory: reading where there are weights to stream and reading was measured, copying otherwise.
+/// Arithmetic: the dot products that the name of the implementation speaks of (bf16, vnni), f32
+/// multiply-adds otherwise.
 [[nodiscard]] share_of_limit share_of(cases::work const& work, double seconds,
                                       std::string_view implementation,
                                       machine_limits const& limits);

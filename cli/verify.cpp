@@ -27,9 +27,9 @@ outcome verify_one(problem const& p, verify_options const& options, cpu_pool& po
   result.refused = attempt([&] {
     progress_bar bar(line_of(p), "rows", options.progress);
     cases::problem_case c(p, {options.data, &pool, -1});
-    stream const where{p.device, p.device.kind == device_kind::cpu ? &pool : nullptr};
-    run(c, where);
-    result.found = c.verify(where, options.budget,
+    cases::queue const queue(p.device, &pool);
+    run(c, queue.get());
+    result.found = c.verify(queue.get(), options.budget,
                             [&](index_t done, index_t total) { bar.update(done, total); });
   });
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

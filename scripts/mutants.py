@@ -131,7 +131,7 @@ SCALES = [
            "unit", "*quantize*"),
     Mutant("zero_block_of_scale_zero", QUANTIZE, "  float wanted = 1.0F;", "  float wanted = 0.0F;",
            "unit", "*quantize*"),
-    Mutant("nan_block_silently_a_number", QUANTIZE, "        result.finite = false;", "        continue;",
+    Mutant("nan_block_silently_a_number", QUANTIZE, "      finite = false;", "      continue;",
            "unit", "*quantize*"),
     Mutant("codes_without_their_scale", "src/core/quant.cpp",
            "  if (!scales.present() || layout.kind == scale_kind::none) {", "  if (layout.kind == scale_kind::none) {",

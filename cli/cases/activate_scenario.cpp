@@ -47,7 +47,8 @@ class activate_scenario final : public scenario {
   }
 
   void execute(stream where) const override {
-    s_.p.backward ? activate_backward(backward_, where) : activate(forward_, where);
+    s_.p.backward ? activate_backward(s_.memory.there(backward_), where)
+                  : activate(s_.memory.there(forward_), where);
   }
 
   [[nodiscard]] std::vector<operation_report> explain(stream where) const override {

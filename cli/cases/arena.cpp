@@ -4,6 +4,7 @@
 #include "moe64/error.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -18,10 +19,6 @@ std::byte canary(index_t i) { return static_cast<std::byte>(0x35 + 7 * (i % 16))
 }  // namespace
 
 void* arena::allocate(std::string name, purpose use, index_t bytes, index_t touched) {
-  if (device_.kind != device_kind::cpu) {
-    throw error(errc::unsupported, fmt::format("[case] no memory on {}: cases are built on the cpu",
-                                               to_string(device_)));
-  }
   index_t const sum = checked_add(touched_, touched < 0 ? bytes : touched);
   if (sum > limit_) {
     throw error(errc::out_of_memory,
@@ -46,14 +43,62 @@ workspace arena::scratch(std::string name, index_t bytes) {
   return {allocate(std::move(name), purpose::scratch, bytes), bytes, device_};
 }
 
+void arena::upload() {
+  if (device_.kind == device_kind::cpu) return;
+  if (!copies_) copies_.emplace(device_);
+  for (buffer& b : buffers_) {
+    if (b.twin) continue;
+    b.twin.emplace(b.bytes + canary_bytes, device_);
+    index_t const filled = b.use == purpose::input ? b.bytes : 0;
+    std::byte* const canaries = static_cast<std::byte*>(b.twin->memory().data) + b.bytes;
+    cuda_copy(b.twin->memory().data, b.memory.data(), filled, copies_->get());
+    cuda_copy(canaries, b.memory.data() + b.bytes, canary_bytes, copies_->get());
+  }
+  cuda_wait(copies_->get());
+}
+
+void arena::download() const {
+  if (!copies_) return;
+  for (buffer const& b : buffers_) {
+    if (!b.twin) continue;
+    // Of what an operation keeps for itself and of what it only reads the canaries are enough.
+    index_t const begin = b.use == purpose::output ? 0 : b.bytes;
+    auto const* const from = static_cast<std::byte const*>(b.twin->memory().data);
+    cuda_copy(b.memory.data() + begin, from + begin, b.bytes + canary_bytes - begin,
+              copies_->get());
+  }
+  cuda_wait(copies_->get());
+}
+
+void* arena::twin_of(void* data) const {
+  auto const address = reinterpret_cast<std::uintptr_t>(data);
+  for (buffer const& b : buffers_) {
+    auto const begin = reinterpret_cast<std::uintptr_t>(b.memory.data());
+    auto const bytes = static_cast<std::uintptr_t>(b.bytes);
+    if (!b.twin || address < begin || address > begin + bytes) continue;
+    return static_cast<std::byte*>(b.twin->memory().data) + (address - begin);
+  }
+  return data;
+}
+
+index_t arena::device_bytes() const {
+  index_t sum = 0;
+  for (buffer const& b : buffers_) sum += b.twin ? b.twin->memory().bytes : 0;
+  return sum;
+}
+
 void arena::poison() {
   for (buffer const& b : buffers_) {
-    if (b.use == purpose::input) continue;
-    std::memset(b.memory.data(), poison_byte, static_cast<std::size_t>(b.bytes));
-  }
-  for (buffer const& b : buffers_) {
     for (index_t i = b.bytes; i < b.memory.bytes(); ++i) b.memory.data()[i] = canary(i - b.bytes);
+    if (b.use != purpose::input) {
+      std::memset(b.memory.data(), poison_byte, static_cast<std::size_t>(b.bytes));
+    }
+    if (!b.twin) continue;
+    auto* const twin = static_cast<std::byte*>(b.twin->memory().data);
+    if (b.use != purpose::input) cuda_fill(twin, poison_byte, b.bytes, copies_->get());
+    cuda_copy(twin + b.bytes, b.memory.data() + b.bytes, canary_bytes, copies_->get());
   }
+  if (copies_) cuda_wait(copies_->get());
 }
 
 std::vector<std::string> arena::damaged() const {

@@ -1,9 +1,12 @@
 #pragma once
 
 #include "cases/mapping.hpp"
+#include "moe64/cuda.hpp"
+#include "moe64/operands.hpp"
 #include "moe64/tensor.hpp"
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +20,8 @@ enum class purpose {
 };
 
 /// All memory of one case: one mapping per buffer, with canary bytes directly behind what was asked
-/// for.
+/// for. On a CUDA device every buffer has a twin there, canaries included: the host fills the
+/// inputs and reads the outputs, calls see the twins.
 class arena {
  public:
   /// Pages up to `limit` bytes may be touched.
@@ -32,6 +36,18 @@ class arena {
                      std::initializer_list<index_t> extents, index_t touched = -1);
   workspace scratch(std::string name, index_t bytes);
 
+  /// Make the twins, and copy what the inputs hold: when all buffers are allocated and filled.
+  void upload();
+  /// The same call in memory that the device sees.
+  template <class Args>
+  [[nodiscard]] Args there(Args args) const {
+    if (!copies_) return args;
+    for_each_operand(args, [&](operand const& o) { o.tensor.data = twin_of(o.tensor.data); });
+    return args;
+  }
+  /// Copy outputs back, when the work on them is done.
+  void download() const;
+
   /// Outputs and scratch to 0xff in every byte, which is NaN in every type that has one; all
   /// canaries renewed.
   void poison();
@@ -39,6 +55,8 @@ class arena {
   [[nodiscard]] std::vector<std::string> damaged() const;
   /// Bytes of all buffers of one purpose.
   [[nodiscard]] index_t bytes(purpose use) const;
+  /// Bytes that all twins take on the device.
+  [[nodiscard]] index_t device_bytes() const;
   /// Bytes that its users said they will touch.
   [[nodiscard]] index_t touched() const noexcept { return touched_; }
   [[nodiscard]] moe64::device device() const noexcept { return device_; }
@@ -50,11 +68,15 @@ class arena {
     purpose use;
     index_t bytes;
     mapping memory;
+    std::optional<cuda_buffer> twin = {};
   };
+  [[nodiscard]] void* twin_of(void* data) const;
+
   std::vector<buffer> buffers_;
   moe64::device device_;
   index_t limit_;
   index_t touched_ = 0;
+  std::optional<cuda_queue> copies_;  ///< between buffers and their twins
 };
 
 /// Every byte of a poisoned buffer.

@@ -53,10 +53,10 @@ class grouped_gemm_scenario final : public scenario {
     weight_bytes_ = build.bytes_in_use();
   }
 
-  void execute(stream where) const override { grouped_gemm(args_, where); }
+  void execute(stream where) const override { grouped_gemm(s_.memory.there(args_), where); }
 
   [[nodiscard]] std::vector<operation_report> explain(stream where) const override {
-    return {{"grouped_gemm", moe64::explain(args_, where)}};
+    return {{"grouped_gemm", moe64::explain(s_.memory.there(args_), where)}};
   }
 
   [[nodiscard]] work cost() const override {

@@ -143,8 +143,9 @@ std::vector<index_t> layer_scenario::experts_of_all_draws() const {
 }
 
 void layer_scenario::execute(stream where) const {
-  forward(layer_, forward_, where);
-  if (s_.p.backward) backward(layer_, backward_, where);
+  layer_desc const layer = s_.memory.there(layer_);
+  forward(layer, s_.memory.there(forward_), where);
+  if (s_.p.backward) backward(layer, s_.memory.there(backward_), where);
 }
 
 std::vector<operation_report> layer_scenario::explain(stream where) const {

@@ -52,6 +52,7 @@ problem problem_of(layer_desc const& layer, loaded_options const& options) {
   p.weight_on = layer.weight_on;
   p.backward = options.backward;
   p.seed = options.seed;
+  p.device = layer.down.weights.device();
   return p;
 }
 
@@ -106,8 +107,12 @@ loaded_layer::loaded_layer(layer_desc const& layer, loaded_options const& option
       memory.scratch("backward scratch", backward_bytes(layer, shape, d, p_.device));
 }
 
-void loaded_layer::forward(stream where) const { moe64::forward(layer_, forward_, where); }
-void loaded_layer::backward(stream where) const { moe64::backward(layer_, backward_, where); }
+void loaded_layer::forward(stream where) const {
+  moe64::forward(memory_.there(layer_), memory_.there(forward_), where);
+}
+void loaded_layer::backward(stream where) const {
+  moe64::backward(memory_.there(layer_), memory_.there(backward_), where);
+}
 
 std::string loaded_layer::implementation(stream where) const {
   auto const args = gemm_of(p_, layer_.gate_up, mode_.mode, forward_.x.data);
@@ -162,6 +167,8 @@ double loaded_layer::typical_weight_gradient(token_reference const& reference,
 
 verification loaded_layer::verify(stream where, double budget,
                                   progress_report const& progress) const {
+  wait(where);
+  memory_.download();
   auto const tokens = sample(budget);
   auto const wanted = references(tokens, progress);
   std::vector<double> y;

@@ -35,8 +35,8 @@ class movement_scenario final : public scenario {
   }
 
   void execute(stream where) const override {
-    gathers_ ? gather(gather_, where) : combine(combine_, where);
-    if (slots_.d_weights.present()) slot_weight_gradient(slots_, where);
+    gathers_ ? gather(s_.memory.there(gather_), where) : combine(s_.memory.there(combine_), where);
+    if (slots_.d_weights.present()) slot_weight_gradient(s_.memory.there(slots_), where);
   }
 
   [[nodiscard]] std::vector<operation_report> explain(stream where) const override {

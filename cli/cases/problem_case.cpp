@@ -68,6 +68,7 @@ struct problem_case::state {
     (void)plan_scratch_bytes(1, 1, 1, p.device);
     check_size(p, memory.limit());
     scene = make_scenario({p, options.data, memory, options.executor, options.routings});
+    memory.upload();
   }
 
   problem p;
@@ -86,6 +87,11 @@ problem const& problem_case::what() const noexcept { return state_->p; }
 void problem_case::prepare() { state_->memory.poison(); }
 
 void problem_case::execute(stream where) const { state_->scene->execute(where); }
+
+void problem_case::collect(stream where) const {
+  wait(where);
+  state_->memory.download();
+}
 
 index_t problem_case::routings() const { return state_->scene->routings(); }
 
@@ -110,7 +116,11 @@ work problem_case::cost() const { return state_->scene->cost(); }
 
 index_t problem_case::workspace_bytes() const { return state_->memory.bytes(purpose::scratch); }
 
+index_t problem_case::device_bytes() const { return state_->memory.device_bytes(); }
+
 index_t problem_case::operand_bytes() const { return state_->memory.touched() - workspace_bytes(); }
+
+std::vector<named_tensor> problem_case::outputs() const { return state_->scene->outputs(); }
 
 tensor_view problem_case::output(std::string_view name) const {
   std::string names;
@@ -123,6 +133,7 @@ tensor_view problem_case::output(std::string_view name) const {
 }
 
 verification problem_case::verify(stream where, double budget, progress_report progress) const {
+  collect(where);
   verification result;
   result.implementation = implementation(where);
   result.skipped_slots = state_->scene->skipped_slots();

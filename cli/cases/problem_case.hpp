@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cases/comparison.hpp"
+#include "cases/queue.hpp"
 #include "cases/scenario.hpp"
 #include "moe64/problem.hpp"
 
@@ -53,12 +54,15 @@ class problem_case {
   [[nodiscard]] problem const& what() const noexcept;
   /// Poison outputs and scratch.
   void prepare();
-  /// Run once, on whatever outputs and scratch hold.
+  /// Run once, on whatever outputs and scratch hold. On a CUDA device it returns when the work is
+  /// queued.
   void execute(stream where) const;
   /// Routings that the case was built with (1 for anything but a layer), and which one execute uses
   /// from now on. The first is the one that verify knows.
   [[nodiscard]] index_t routings() const;
   void use_routing(index_t routing);
+  /// Wait for what was executed, and let output() show it.
+  void collect(stream where) const;
   /// Compare what the last execution left with the oracle.
   [[nodiscard]] verification verify(stream where, double budget = default_budget,
                                     progress_report progress = {}) const;
@@ -73,6 +77,9 @@ class problem_case {
   /// Bytes of all inputs (experts without a slot excepted where they are never touched) and
   /// outputs.
   [[nodiscard]] index_t operand_bytes() const;
+  /// Bytes that the case takes on its CUDA device.
+  [[nodiscard]] index_t device_bytes() const;
+  [[nodiscard]] std::vector<named_tensor> outputs() const;
   /// Outputs by name; errc::invalid_argument for one that the problem does not have.
   [[nodiscard]] tensor_view output(std::string_view name) const;
 

@@ -43,10 +43,10 @@ class quantize_scenario final : public scenario {
     band_rows_ = whole ? p.inter : p.scale.rows_per_scale(p.inter);
   }
 
-  void execute(stream where) const override { quantize(args_, where); }
+  void execute(stream where) const override { quantize(s_.memory.there(args_), where); }
 
   [[nodiscard]] std::vector<operation_report> explain(stream where) const override {
-    return {{"quantize", moe64::explain(args_, where)}};
+    return {{"quantize", moe64::explain(s_.memory.there(args_), where)}};
   }
 
   [[nodiscard]] work cost() const override {
@@ -116,10 +116,10 @@ class dequantize_scenario final : public scenario {
     bytes_ = build.bytes_in_use() + bytes_of(args_.out, p.experts);
   }
 
-  void execute(stream where) const override { dequantize(args_, where); }
+  void execute(stream where) const override { dequantize(s_.memory.there(args_), where); }
 
   [[nodiscard]] std::vector<operation_report> explain(stream where) const override {
-    return {{"dequantize", moe64::explain(args_, where)}};
+    return {{"dequantize", moe64::explain(s_.memory.there(args_), where)}};
   }
 
   [[nodiscard]] work cost() const override { return {0.0, bytes_}; }

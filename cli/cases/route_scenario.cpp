@@ -77,7 +77,8 @@ class route_scenario final : public scenario {
   }
 
   void execute(stream where) const override {
-    s_.p.backward ? route_backward(backward_, where) : route(args_, where);
+    s_.p.backward ? route_backward(s_.memory.there(backward_), where)
+                  : route(s_.memory.there(args_), where);
   }
 
   [[nodiscard]] std::vector<operation_report> explain(stream where) const override {
@@ -163,10 +164,10 @@ class plan_scenario final : public scenario {
     wanted_ = make_plan(s.memory, p, routed_);
   }
 
-  void execute(stream where) const override { plan(args_, where); }
+  void execute(stream where) const override { plan(s_.memory.there(args_), where); }
 
   [[nodiscard]] std::vector<operation_report> explain(stream where) const override {
-    return {{"plan", moe64::explain(args_, where)}};
+    return {{"plan", moe64::explain(s_.memory.there(args_), where)}};
   }
 
   [[nodiscard]] work cost() const override {

@@ -37,10 +37,10 @@ class wgrad_scenario final : public scenario {
     }
   }
 
-  void execute(stream where) const override { grouped_gemm_wgrad(args_, where); }
+  void execute(stream where) const override { grouped_gemm_wgrad(s_.memory.there(args_), where); }
 
   [[nodiscard]] std::vector<operation_report> explain(stream where) const override {
-    return {{"grouped_gemm_wgrad", moe64::explain(args_, where)}};
+    return {{"grouped_gemm_wgrad", moe64::explain(s_.memory.there(args_), where)}};
   }
 
   [[nodiscard]] work cost() const override {

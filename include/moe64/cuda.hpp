@@ -83,4 +83,29 @@ class MOE64_API cuda_timer {
   void* end_ = nullptr;
 };
 
+/// Calls that were queued once and can be queued again as a whole, at the cost of one launch. What
+/// they read is read anew each time: routing may change between two replays, sizes may not.
+class MOE64_API cuda_graph {
+ public:
+  /// Records what body() queues on `where`, a stream that is no default stream; nothing of it runs.
+  template <class Body>
+  cuda_graph(stream where, Body const& body) : cuda_graph(where) {
+    body();
+    finish();
+  }
+  ~cuda_graph();
+  cuda_graph(cuda_graph const&) = delete;
+  cuda_graph& operator=(cuda_graph const&) = delete;
+
+  void replay(stream where) const;
+
+ private:
+  explicit cuda_graph(stream where);
+  void finish();
+
+  stream recorded_;
+  bool recording_ = true;
+  void* graph_ = nullptr;
+};
+
 }  // namespace moe64

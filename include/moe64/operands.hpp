@@ -177,6 +177,7 @@ void each(activate_args& args, Visit const& visit) {
   visit_tensor("up", "", access::read, args.up, visit);
   visit_tensor("live_rows", "", access::read, args.live_rows, visit);
   visit_tensor("out", "", access::write, args.out, visit);
+  visit_tensor("scales", "", access::write, args.scales, visit);
 }
 
 template <class Visit>

@@ -118,14 +118,17 @@ MOE64_API void plan(plan_args const& args, stream where);
 // ---- gather and combine ------------------------------------------------------------------------
 
 /// rows[r] = x[token of row r], times the slot's weight if `weighted`. Any type; codes take their
-/// scales along.
+/// scales along. With `quantized` the rows are quantised on the way: the bits are those of a gather
+/// to rows of x's type and a quantize of them, without the memory between the two.
 struct gather_args {
-  tensor_view x;            ///< [tokens, hidden], any type
+  tensor_view x;            ///< [tokens, hidden], any type; with `quantized` f32, bf16, f16
   tensor_view scales = {};  ///< [tokens, grid_cols] of quantised x, or absent
   routing_plan plan;
-  bool weighted = false;        ///< f32, bf16, f16 only: f32 product, one rounding
-  tensor_view rows;             ///< out: [capacity, hidden], type of x
-  tensor_view row_scales = {};  ///< out: [capacity, grid_cols], type of scales
+  bool weighted = false;  ///< f32, bf16, f16 only: f32 product, one rounding
+  tensor_view rows;  ///< out: [capacity, hidden], type of x; with `quantized` e4m3 e5m2 int8 int4 fp4
+  tensor_view row_scales = {};  ///< out: [capacity, grid_cols], type of scales; with `quantized` f32
+                                ///< bf16 f16 e8m0 e4m3 (but fp4 with e4m3: it has a global scale)
+  granularity quantized = {};   ///< row or group; none: rows are not quantised
   std::string_view implementation = {};
 };
 MOE64_API void gather(gather_args const& args, stream where);
@@ -222,13 +225,18 @@ struct activation_spec {
 };
 
 /// out = activation(gate, up), computed in f32, rounded once. Halves of one tensor or interleaved
-/// columns are both just strides of `gate` and `up`.
+/// columns are both just strides of `gate` and `up`. With `quantized` the result is quantised on the
+/// way: the bits are those of an activate to gate's type and a quantize of it, without the memory
+/// between the two.
 struct activate_args {
   activation_spec activation = {};
   tensor_view gate;            ///< [rows, inter] f32, bf16, f16: the only input when not gated
   tensor_view up = {};         ///< [rows, inter] like gate, or absent when not gated
   tensor_view live_rows = {};  ///< [1] int64 or absent
-  tensor_view out;             ///< out: [rows, inter] f32, bf16, f16
+  tensor_view out;  ///< out: [rows, inter] f32, bf16, f16; with `quantized` e4m3 e5m2 int8 int4 fp4
+  tensor_view scales = {};  ///< out: with `quantized` [rows, grid_cols] f32 bf16 f16 e8m0 e4m3 (but
+                            ///< fp4 with e4m3: it has a global scale); absent without
+  granularity quantized = {};  ///< row or group; none: the result is not quantised
   std::string_view implementation = {};
 };
 MOE64_API void activate(activate_args const& args, stream where);

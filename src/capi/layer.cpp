@@ -3,8 +3,8 @@
 #include "capi/convert.hpp"
 #include "capi/guarded.hpp"
 #include "capi/layer_handle.hpp"
+#include "capi/text_buffer.hpp"
 
-#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -101,17 +101,10 @@ moe64_status moe64_resolve_mode(const moe64_layer* layer, moe64_device device,
     argument const at("resolve_mode");
     auto const& desc = required(layer, at["layer"]).desc;
     auto& out = required(mode, at["mode"]);
-    if (reason_bytes < 0 || (reason == nullptr && reason_bytes > 0)) {
-      moe64::fail(moe64::errc::invalid_argument, "{} reason is {} with reason_bytes {}", at.text(),
-                  reason == nullptr ? "NULL" : "given", reason_bytes);
-    }
+    text_buffer const text(reason, reason_bytes, at);
     auto const choice = moe64::resolve_mode(desc, to_cpp(device, at["device"]));
     out = static_cast<moe64_compute_mode>(choice.mode);
-    if (reason_bytes == 0) return;
-    auto const room = static_cast<std::size_t>(reason_bytes) - 1;
-    std::size_t const length = std::min(choice.reason.size(), room);
-    std::copy_n(choice.reason.data(), length, reason);
-    reason[length] = '\0';
+    text.assign(choice.reason);
   });
 }
 

@@ -68,6 +68,7 @@ gather_args to_cpp(moe64_gather_args const& given, argument const& at) {
           .weighted = flag(given.weighted, at["weighted"]),
           .rows = to_cpp(given.rows, at["rows"]),
           .row_scales = to_cpp(given.row_scales, at["row_scales"]),
+          .quantized = to_cpp(given.quantized, at["quantized"]),
           .implementation = optional_text(given.implementation)};
 }
 
@@ -126,6 +127,8 @@ activate_args to_cpp(moe64_activate_args const& given, argument const& at) {
           .up = to_cpp(given.up, at["up"]),
           .live_rows = to_cpp(given.live_rows, at["live_rows"]),
           .out = to_cpp(given.out, at["out"]),
+          .scales = to_cpp(given.scales, at["scales"]),
+          .quantized = to_cpp(given.quantized, at["quantized"]),
           .implementation = optional_text(given.implementation)};
 }
 

@@ -220,7 +220,7 @@ layer_desc load_layer(checkpoint_reader const& from, layer_request const& reques
   checkpoint_reader::state const& opened = from.internals();
   auto const range = checkpoint::require_range(opened.resolved, request);
   check_workspace("load_layer", "memory", memory, layer_bytes(from, request), where.device);
-  arena lent(memory);
+  arena lent(memory, where.device);
   auto const places = checkpoint::cut_layer(lent, range);
   checkpoint::read_all(opened.files, range, places, where, progress);
 

@@ -12,7 +12,8 @@ namespace moe64 {
 class arena {
  public:
   explicit arena(moe64::device where) : device_(where) {}
-  explicit arena(workspace const& memory) : data_(memory.data), device_(memory.device) {}
+  /// Memory that is needed has been checked to be on `where`; when none is, it may say anything.
+  arena(workspace const& memory, moe64::device where) : data_(memory.data), device_(where) {}
 
   /// The next piece: a contiguous tensor. Its end, not the alignment behind it, counts into
   /// bytes().

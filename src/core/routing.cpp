@@ -34,7 +34,7 @@ index_t plan_bytes(index_t tokens, index_t top_k, index_t experts) {
 
 routing_plan bind_plan(workspace memory, index_t tokens, index_t top_k, index_t experts) {
   check_workspace("bind_plan", "memory", memory, plan_bytes(tokens, top_k, experts), memory.device);
-  arena pieces{memory};
+  arena pieces{memory, memory.device};
   return cut(pieces, tokens, top_k, experts);
 }
 

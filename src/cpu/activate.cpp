@@ -1,4 +1,5 @@
 #include "cpu/parallel.hpp"
+#include "cpu/quantize_rows.hpp"
 #include "cpu/rows.hpp"
 #include "cpu/widths.hpp"
 
@@ -102,19 +103,34 @@ void for_each_run(stream where, index_t rows, index_t inter, Visit const& visit)
   });
 }
 
+/// out[i] = activation of columns col + i of a row, before it is rounded.
+void activate_run(activate_args const& args, index_t row, index_t col, index_t count, float* out) {
+  bool const gated = is_gated(args.activation.kind);
+  float up[run_length] = {};
+  load_row(row_of(args.gate, row), col, count, out);
+  if (gated) load_row(row_of(args.up, row), col, count, up);
+  for (index_t i = 0; i < count; ++i) {
+    factors const f = factors_of(args.activation, out[i], up[i]);
+    out[i] = f.first.value * f.second.value;
+  }
+}
+
 void activate_reference(activate_args const& args, stream where) {
   index_t const rows = count_rows("activate", args.live_rows, args.gate.extent[0]);
-  bool const gated = is_gated(args.activation.kind);
+  if (args.quantized.kind != scale_kind::none) {
+    row_codes const to = {args.out, args.scales, args.quantized};
+    parallel_for(where, rows, [&](index_t row) {
+      quantize_row(to, row, [&](index_t col, index_t count, float* run) {
+        activate_run(args, row, col, count, run);
+        round_row(args.gate.type, count, run);
+      });
+    });
+    return;
+  }
   for_each_run(where, rows, args.gate.extent[1], [&](index_t row, index_t col, index_t count) {
-    float gate[run_length];
-    float up[run_length] = {};
-    load_row(row_of(args.gate, row), col, count, gate);
-    if (gated) load_row(row_of(args.up, row), col, count, up);
-    for (index_t i = 0; i < count; ++i) {
-      factors const f = factors_of(args.activation, gate[i], up[i]);
-      gate[i] = f.first.value * f.second.value;
-    }
-    store_row(row_of(args.out, row), col, count, gate);
+    float run[run_length];
+    activate_run(args, row, col, count, run);
+    store_row(row_of(args.out, row), col, count, run);
   });
 }
 

@@ -5,6 +5,7 @@
 #include "cpu/functions_simd.hpp"
 #include "cpu/operations.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/quantize_rows.hpp"
 #include "cpu/stream_simd.hpp"
 
 #include <type_traits>
@@ -328,6 +329,22 @@ void for_each_run(stream where, index_t rows, index_t inter, index_t bytes, bool
   });
 }
 
+/// activate to gate's type and quantize, a run at a time.
+template <activation Kind>
+void activate_and_quantize(activate_args const& args, index_t rows, stream where) {
+  row_codes const to = {args.out, args.scales, args.quantized};
+  parallel_for(where, rows, [&](index_t row) {
+    quantize_row(to, row, [&](index_t col, index_t count, float* run) {
+      alignas(64) std::uint8_t staged[run_length * sizeof(float)];
+      row_view const result = {staged, -col, 1, args.gate.type};
+      activate_row<Kind>{args.activation, row_of(args.gate, row), row_or_none(args.up, row), result,
+                         false}
+          .run(col, count);
+      load_run(result, col, count, run);
+    });
+  });
+}
+
 }  // namespace
 
 void activate_simd(activate_args const& args, stream where);
@@ -337,6 +354,9 @@ void activate_simd(activate_args const& args, stream where) {
   bool const streamed = is_streamed(args.out.type, rows * inter);
   index_t const bytes = 3 * bits(args.gate.type) / 8;
   visit_kind(args.activation.kind, [&](auto kind) {
+    if (args.quantized.kind != scale_kind::none) {
+      return activate_and_quantize<kind()>(args, rows, where);
+    }
     for_each_run(where, rows, inter, bytes, streamed, [&](index_t row) {
       return activate_row<kind()>{args.activation, row_of(args.gate, row),
                                   row_or_none(args.up, row), row_of(args.out, row), streamed};

@@ -1,6 +1,7 @@
 #include "cpu/gather.hpp"
 
 #include "cpu/parallel.hpp"
+#include "cpu/quantize_rows.hpp"
 #include "cpu/rows.hpp"
 #include "cpu/widths.hpp"
 
@@ -63,6 +64,17 @@ void copy_weighted(tensor_view const& from, index_t i, float weight, tensor_view
   }
 }
 
+/// Row `row` of a gather that quantises: what copy_row or copy_weighted would write, as codes.
+void quantize_gathered(gather_args const& args, index_t token, float weight, index_t row) {
+  auto const load = [&](index_t col, index_t count, float* run) {
+    load_row(row_of(args.x, token), col, count, run);
+    if (!args.weighted) return;
+    for (index_t c = 0; c < count; ++c) run[c] *= weight;
+    round_row(args.x.type, count, run);
+  };
+  quantize_row({args.rows, args.row_scales, args.quantized}, row, load);
+}
+
 void gather_reference(gather_args const& args, stream where) {
   routing_plan const& plan = args.plan;
   auto const row_to_slot = as<std::int64_t, 1>(plan.row_to_slot);
@@ -73,7 +85,9 @@ void gather_reference(gather_args const& args, stream where) {
     for (index_t row = begin; row < end; ++row) {
       index_t const slot = row_to_slot(row);
       index_t const token = slot / plan.top_k;
-      if (args.weighted) {
+      if (args.quantized.kind != scale_kind::none) {
+        quantize_gathered(args, token, slot_weight(slot), row);
+      } else if (args.weighted) {
         copy_weighted(args.x, token, slot_weight(slot), args.rows, row);
       } else {
         copy_row(args.x, token, args.rows, row);
@@ -83,8 +97,13 @@ void gather_reference(gather_args const& args, stream where) {
   });
 }
 
+support takes_copies(gather_args const& args) {
+  if (args.quantized.kind == scale_kind::none) return support::yes();
+  return support::no("rows are quantised on the way");
+}
+
 constexpr implementation<gather_args> gatherers[] = {
-    MOE64_WIDTHS(gather_args, gather_simd, any_call<gather_args>),
+    MOE64_WIDTHS(gather_args, gather_simd, takes_copies),
     {"reference", any_call<gather_args>, gather_reference},
 };
 

@@ -32,18 +32,36 @@ float smallest_positive(dtype scale) {
 
 }  // namespace
 
-float write_scale(quantize_view const& p, magnitude const& size, float global, index_t expert,
+void magnitude::add(float const* run, index_t count) {
+  for (index_t i = 0; i < count; ++i) {
+    float const size = std::fabs(run[i]);
+    if (!std::isfinite(size)) {
+      finite = false;
+    } else {
+      largest = std::max(largest, size);
+    }
+  }
+}
+
+void divide_numbers(float* run, index_t count, float factor, float limit) {
+  bool const zero = std::isnan(factor);
+  for (index_t i = 0; i < count; ++i) {
+    run[i] = zero ? 0.0F : std::clamp(run[i] / factor, -limit, limit);
+  }
+}
+
+float write_scale(scale_target const& to, magnitude const& size, float global, index_t expert,
                   index_t grid_row, index_t grid_col) {
-  tensor_view const& scales = p.scales;
+  tensor_view const& scales = to.scales;
   if (!size.finite) {
     store_number(scales, std::numeric_limits<float>::quiet_NaN(), expert, grid_row, grid_col);
     return std::numeric_limits<float>::quiet_NaN();
   }
-  bool const divides = p.args.global.applied == global_scale::direction::divide;
-  bool const has_global = p.args.global.values.present();
+  bool const divides = to.global.applied == global_scale::direction::divide;
+  bool const has_global = to.global.values.present();
   float wanted = 1.0F;
   if (size.largest > 0.0F) {
-    wanted = size.largest / largest_code(p.values.type);
+    wanted = size.largest / largest_code(to.code);
     if (has_global) wanted = divides ? wanted * global : wanted / global;
   }
   store_number(scales, wanted, expert, grid_row, grid_col);
@@ -80,14 +98,7 @@ magnitude measure(tensor_view const& x, index_t expert, block_range const& block
   float run[run_length];
   for_each_run(block, [&](index_t row, index_t col, index_t count) {
     load_row(row_of(x, expert, row), col, count, run);
-    for (index_t i = 0; i < count; ++i) {
-      float const size = std::fabs(run[i]);
-      if (!std::isfinite(size)) {
-        result.finite = false;
-      } else {
-        result.largest = std::max(result.largest, size);
-      }
-    }
+    result.add(run, count);
   });
   return result;
 }
@@ -96,13 +107,10 @@ magnitude measure(tensor_view const& x, index_t expert, block_range const& block
 
 void write_codes(quantize_view const& p, index_t expert, block_range const& block, float factor) {
   float const limit = largest_code(p.values.type);
-  bool const zero = std::isnan(factor);
   float run[run_length];
   for_each_run(block, [&](index_t row, index_t col, index_t count) {
     load_row(row_of(p.x, expert, row), col, count, run);
-    for (index_t i = 0; i < count; ++i) {
-      run[i] = zero ? 0.0F : std::clamp(run[i] / factor, -limit, limit);
-    }
+    divide_numbers(run, count, factor, limit);
     store_row(row_of(p.values, expert, row), col, count, run);
   });
 }
@@ -130,7 +138,7 @@ void quantize_reference(quantize_args const& args, stream where) {
     for (index_t col = 0, grid_col = 0; col < cols; col += block_cols, ++grid_col) {
       block_range const block = {row_begin, row_end, col, col + std::min(block_cols, cols - col)};
       magnitude const size = measure(p.x, expert, block);
-      float const factor = write_scale(p, size, global, expert, grid_row, grid_col);
+      float const factor = write_scale(p.target(), size, global, expert, grid_row, grid_col);
       write_codes(p, expert, block, factor);
     }
   });

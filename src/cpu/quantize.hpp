@@ -10,6 +10,15 @@ namespace moe64::cpu {
 struct magnitude {
   float largest = 0.0F;  // of the finite numbers
   bool finite = true;    // all of them
+
+  void add(float const* run, index_t count);
+};
+
+/// Where scales go: a stack of grids for codes of one type.
+struct scale_target {
+  tensor_view scales;
+  dtype code;
+  global_scale global = {};
 };
 
 /// Operands of one call as stacks.
@@ -22,12 +31,18 @@ struct quantize_view {
         values(call.values.as_stack()),
         scales(call.scales.as_stack()),
         args(call) {}
+
+  [[nodiscard]] scale_target target() const { return {scales, values.type, args.global}; }
 };
 
 /// Write the scale of one block; the factor that its codes will be multiplied with when they are
 /// read, NaN for a block that holds NaN or infinity.
-float write_scale(quantize_view const& p, magnitude const& size, float global, index_t expert,
+float write_scale(scale_target const& to, magnitude const& size, float global, index_t expert,
                   index_t grid_row, index_t grid_col);
+
+/// Numbers to quotients by the factor of their block, clamped to the largest code; zeros where the
+/// factor is NaN.
+void divide_numbers(float* run, index_t count, float factor, float limit);
 
 /// Rows and columns [row_begin, row_end) x [col_begin, col_end) of one matrix.
 struct block_range {

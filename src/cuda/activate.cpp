@@ -3,6 +3,7 @@
 #include "cuda/eights.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/quantizing.hpp"
 
 #include <initializer_list>
 #include <string>
@@ -32,6 +33,10 @@ index_t reference_tasks(tensor_view const& gate) {
   return gate.extent[0] * ceil_div(gate.extent[1], index_t{activate_threads});
 }
 
+index_t blocks_of_eights(launcher const& on, index_t eights) {
+  return on.blocks_for(ceil_div(eights, index_t{activate_threads}), one_task_each);
+}
+
 /// Whether all operands that are there are of one type of 16 bits and can be taken in eights.
 support takes_eights(std::initializer_list<std::pair<char const*, tensor_view>> operands) {
   dtype const type = operands.begin()->second.type;
@@ -48,21 +53,25 @@ support takes_eights(std::initializer_list<std::pair<char const*, tensor_view>> 
 }
 
 void run_reference(activate_args const& args, stream where) {
+  if (args.quantized.kind != scale_kind::none) return run_quantized_reference(args, where);
   launcher on("activate", args, where);
   on.launch(activate_reference_kernel(args.activation.kind),
             {on.blocks_for(reference_tasks(args.gate), 8), activate_threads}, parameters_of(args));
 }
 
 support takes_vectors(activate_args const& args) {
+  if (args.quantized.kind != scale_kind::none) {
+    return support::no("the result is quantised on the way");
+  }
   return takes_eights({{"gate", args.gate}, {"up", args.up}, {"out", args.out}});
 }
 
 void run_vectors(activate_args const& args, stream where) {
   launcher on("activate", args, where);
-  index_t const tiles = ceil_div(args.gate.extent[0], activate_tile_rows) *
-                        ceil_div(args.gate.extent[1], activate_tile_cols);
+  index_t const eights =
+      ceil_div(args.gate.extent[0], activate_rows_each) * args.gate.extent[1] / 8;
   on.launch(activate_vectors_kernel(args.activation.kind, args.gate.type),
-            {on.blocks_for(tiles, 8), activate_threads}, parameters_of(args));
+            {blocks_of_eights(on, eights), activate_threads}, parameters_of(args));
 }
 
 void run_backward_reference(activate_backward_args const& args, stream where) {
@@ -81,13 +90,14 @@ support takes_vectors(activate_backward_args const& args) {
 
 void run_backward_vectors(activate_backward_args const& args, stream where) {
   launcher on("activate_backward", args, where);
-  index_t const tiles = ceil_div(args.gate.extent[0], activate_backward_tile_rows) *
-                        ceil_div(args.gate.extent[1], activate_tile_cols);
+  index_t const eights = args.gate.extent[0] * args.gate.extent[1] / 8;
   on.launch(activate_backward_vectors_kernel(args.activation.kind, args.gate.type),
-            {on.blocks_for(tiles, 8), activate_threads}, parameters_of(args));
+            {blocks_of_eights(on, eights), activate_threads}, parameters_of(args));
 }
 
 constexpr implementation<activate_args> activators[] = {
+    {"quantized_groups", takes_quantized_groups, run_quantized_groups},
+    {"quantized_rows", takes_quantized_rows, run_quantized_rows},
     {"vectors", takes_vectors, run_vectors},
     {"reference", any_call<activate_args>, run_reference},
 };

@@ -44,7 +44,7 @@ void run_vectors(dequantize_args const& args, stream where) {
   index_t const tiles = q.experts() * ceil_div(q.rows(), dequantize_tile_rows) *
                         ceil_div(q.cols(), dequantize_tile_cols);
   on.launch(dequantize_vectors_kernel(q.type(), args.out.type),
-            {on.blocks_for(tiles, 8), dequantize_threads}, parameters_of(args));
+            {on.blocks_for(tiles, one_task_each), dequantize_threads}, parameters_of(args));
 }
 
 constexpr implementation<dequantize_args> dequantizers[] = {

@@ -40,6 +40,9 @@ void check(status code, char const* doing, moe64::device where) {
 }
 
 device_guard::device_guard(char const* doing, moe64::device where) {
+  if (where.kind != device_kind::cuda) {
+    fail(errc::device_mismatch, "[{}] {} is no CUDA device", doing, to_string(where));
+  }
   runtime const& cuda = the_runtime();
   check(cuda.get_device(&previous_), doing, where);
   if (previous_ == where.ordinal) return;

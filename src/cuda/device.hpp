@@ -10,7 +10,8 @@ namespace moe64::cuda {
 /// Makes a device current for as long as it lives.
 class device_guard {
  public:
-  /// errc::device_failure when the device cannot be used. `doing` is for messages.
+  /// errc::device_failure when the device cannot be used, errc::device_mismatch when it is the CPU.
+  /// `doing` is for messages.
   device_guard(char const* doing, moe64::device where);
   ~device_guard();
   device_guard(device_guard const&) = delete;

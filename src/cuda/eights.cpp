@@ -5,19 +5,19 @@
 #include <string>
 
 namespace moe64::cuda {
+namespace {
 
-support can_take_eights(char const* argument, tensor_view const& tensor) {
+support can_take(index_t count, char const* argument, tensor_view const& tensor) {
   std::string const label(argument);
   int const last = tensor.rank - 1;
-  if (tensor.extent[last] % 8 != 0) {
+  if (tensor.extent[last] % count != 0) {
     return support::no(label + " has " + std::to_string(tensor.extent[last]) +
-                       " columns, not a multiple of 8");
+                       " columns, not a multiple of " + std::to_string(count));
   }
   if (tensor.stride[last] != 1) {
     return support::no("columns of " + label + " are not adjacent");
   }
-  index_t const bytes_of_8 = bits(tensor.type);
-  index_t const alignment = std::min<index_t>(bytes_of_8, 16);
+  index_t const alignment = std::min<index_t>(bits(tensor.type) * count / 8, 16);
   bool aligned =
       reinterpret_cast<std::uintptr_t>(tensor.data) % static_cast<std::uintptr_t>(alignment) == 0;
   for (int d = 0; d < last; ++d) {
@@ -30,6 +30,16 @@ support can_take_eights(char const* argument, tensor_view const& tensor) {
                        std::to_string(alignment) + " bytes");
   }
   return support::yes();
+}
+
+}  // namespace
+
+support can_take_eights(char const* argument, tensor_view const& tensor) {
+  return can_take(8, argument, tensor);
+}
+
+support can_take_sixteens(char const* argument, tensor_view const& tensor) {
+  return can_take(16, argument, tensor);
 }
 
 }  // namespace moe64::cuda

@@ -3,6 +3,7 @@
 #include "cuda/eights.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/quantizing.hpp"
 
 #include <fmt/format.h>
 
@@ -17,6 +18,7 @@ gather_parameters parameters_of(gather_args const& args) {
 }
 
 void run_reference(gather_args const& args, stream where) {
+  if (args.quantized.kind != scale_kind::none) return run_quantized_reference(args, where);
   launcher on("gather", args, where);
   on.launch(gather_reference_kernel(), {on.blocks_for(args.plan.slots(), 8), 256},
             parameters_of(args));
@@ -39,6 +41,7 @@ support has_vector_rows(char const* argument, tensor_view const& matrix) {
 }
 
 support can_take_vectors(gather_args const& args) {
+  if (support const answer = is_copy(args); !answer) return answer;
   auto const answer = args.weighted ? can_take_eights : has_vector_rows;
   if (support const x = answer("x", args.x); !x) return x;
   return answer("rows", args.rows);
@@ -61,6 +64,8 @@ void run_vectors(gather_args const& args, stream where) {
 }
 
 constexpr implementation<gather_args> gatherers[] = {
+    {"quantized_groups", takes_quantized_groups, run_quantized_groups},
+    {"quantized_rows", takes_quantized_rows, run_quantized_rows},
     {"vectors", can_take_vectors, run_vectors},
     {"reference", any_call<gather_args>, run_reference},
 };

@@ -16,6 +16,8 @@ bool on_16_bytes(void const* data, index_t stride_bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }
 
+int log2_of(index_t power) { return std::countr_zero(static_cast<std::uint64_t>(power)); }
+
 /// How one dimension of a stage or tile of `width` numbers meets scales that `per` numbers share.
 struct scale_cut {
   int count = 1;  ///< scales of the stage
@@ -24,13 +26,10 @@ struct scale_cut {
 };
 
 std::optional<scale_cut> cut_scales(index_t per, index_t extent, index_t width) {
-  auto const log2 = [](index_t power) {
-    return std::countr_zero(static_cast<std::uint64_t>(power));
-  };
-  if (per >= extent) return scale_cut{.shift = log2(width)};
-  if (per % width == 0) return scale_cut{.shift = log2(width), .wholes = per / width};
+  if (per >= extent) return scale_cut{.shift = log2_of(width)};
+  if (per % width == 0) return scale_cut{.shift = log2_of(width), .wholes = per / width};
   if (width % per != 0) return std::nullopt;
-  return scale_cut{static_cast<int>(width / per), log2(per), 1};  // narrow-ok: at most width
+  return scale_cut{static_cast<int>(width / per), log2_of(per), 1};  // narrow-ok: at most width
 }
 
 /// The stack as the kernels see it: n counts outputs, k is summed over.
@@ -42,7 +41,7 @@ struct orientation {
   [[nodiscard]] bool deep() const { return transpose != cols_contiguous; }
 };
 
-std::optional<mma_scale_grid> grid_of(grouped_gemm_args const& args, index_t outs) {
+std::optional<mma_scale_grid> grid_of(grouped_gemm_args const& args) {
   quantized_view const& first = args.weights.part(0);
   index_t const rows = first.rows(), cols = first.cols();
   index_t const row_block = first.layout().rows_per_scale(rows);
@@ -50,13 +49,14 @@ std::optional<mma_scale_grid> grid_of(grouped_gemm_args const& args, index_t out
   index_t const grid_rows = first.layout().grid_rows(rows);
   index_t const grid_cols = first.layout().grid_cols(cols);
   bool const t = args.transpose;
-  auto const n = cut_scales(t ? col_block : row_block, t ? cols : rows, outs);
+  auto const n = cut_scales(t ? col_block : row_block, t ? cols : rows, mma_code_outs);
   auto const k = cut_scales(t ? row_block : col_block, t ? rows : cols, 64);
-  if (!n || !k || n->count * k->count > 4 * outs) return std::nullopt;
+  if (!n || !k || n->count * k->count > 4 * mma_code_outs) return std::nullopt;
   return mma_scale_grid{.type = first.scales().type,
                         .global_divides = first.global().applied == global_scale::direction::divide,
                         .scales_n = n->count,
                         .scales_k = k->count,
+                        .log_scales_n = log2_of(n->count),
                         .shift_n = n->shift,
                         .shift_k = k->shift,
                         .stages_per_scale = k->wholes,
@@ -130,7 +130,7 @@ mma_low_rank low_rank_of(grouped_gemm_args const& args) {
   return result;
 }
 
-grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args, index_t outs) {
+grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args) {
   grouped_gemm_mma_parameters p = {};
   orientation const way(args);
   weight_stack const& stack = args.weights;
@@ -146,10 +146,19 @@ grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args, index_t ou
   p.n_part = args.transpose ? stack.cols() : stack.part_rows();
   p.k_part = args.transpose ? stack.part_rows() : stack.cols();
   p.code = stack.type();
-  if (!stack.is_plain()) p.grid = *grid_of(args, outs);
+  if (!stack.is_plain()) p.grid = *grid_of(args);
   p.low_rank = low_rank_of(args);
   p.y = args.y;
   return p;
+}
+
+codes_kind kind_of(grouped_gemm_args const& args) {
+  if (args.weights.is_plain()) return codes_kind::none;
+  mma_scale_grid const grid = *grid_of(args);
+  index_t const k = args.transpose ? args.weights.part_rows() : args.weights.cols();
+  bool const one_scale = (orientation(args).deep() ? grid.shift_k : grid.shift_n) >= 4;
+  if (!one_scale || k % 64 != 0) return codes_kind::careful;
+  return args.weights.type() == dtype::e4m3 ? codes_kind::e4m3 : codes_kind::even;
 }
 
 /// From the rows that an expert has on average; whatever it says, the bits are the same.
@@ -189,38 +198,35 @@ support takes(grouped_gemm_args const& args) {
   for (int part = 0; part < stack.parts(); ++part) {
     if (support const values = takes_part(stack.part(part), way); !values) return values;
   }
-  for (mma_size const size : {mma_size::few, mma_size::many}) {
-    index_t const outs = grouped_gemm_mma_shape(size, true).outs;
-    if (!stack.is_plain() && !grid_of(args, outs)) {
-      return support::no(fmt::format("scale {} does not divide a stage of {} x 64",
-                                     to_string(stack.layout()), outs));
-    }
+  if (!stack.is_plain() && !grid_of(args)) {
+    return support::no(fmt::format("scale {} does not divide a stage of {} x 64",
+                                   to_string(stack.layout()), mma_code_outs));
   }
   return takes_low_rank(args);
 }
 
-mma_size size_that_fits(launcher const& on, mma_size wanted, bool quantized) {
+mma_size size_that_fits(launcher const& on, mma_size wanted, codes_kind codes) {
   // What the kernels declare themselves, and what the system keeps of each block's.
   constexpr index_t declared = 4096;
   index_t const limit = on.shared_bytes();
   for (mma_size const size : {mma_size::many, mma_size::some}) {
     if (size > wanted) continue;
-    if (grouped_gemm_mma_shape(size, quantized).shared_bytes + declared <= limit) return size;
+    if (grouped_gemm_mma_shape(size, codes).shared_bytes + declared <= limit) return size;
   }
   return mma_size::few;
 }
 
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
-  bool const quantized = !args.weights.is_plain();
+  codes_kind const codes = kind_of(args);
   mma_size const wanted = size_of(args.x.rows(), args.weights.experts());
-  mma_size const size = size_that_fits(on, wanted, quantized);
-  mma_shape const shape = grouped_gemm_mma_shape(size, quantized);
-  mma_variant const variant = {args.x.type() == dtype::bf16, orientation(args).deep(), quantized};
+  mma_size const size = size_that_fits(on, wanted, codes);
+  mma_shape const shape = grouped_gemm_mma_shape(size, codes);
+  mma_variant const variant = {args.x.type() == dtype::bf16, orientation(args).deep(), codes};
   index_t const tiles = most_tiles(args, shape.rows, shape.outs);
   on.launch(grouped_gemm_mma_kernel(size, variant),
             {on.blocks_for(tiles, shape.blocks_each), shape.threads, shape.shared_bytes},
-            parameters(args, shape.outs));
+            parameters(args));
 }
 
 }  // namespace moe64::cuda::mma

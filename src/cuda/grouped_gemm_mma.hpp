@@ -19,6 +19,6 @@ void grouped_gemm(grouped_gemm_args const& args, stream where);
 void launch_gradient(launcher& on, grouped_gemm_wgrad_args const& args);
 
 /// The largest tile of at most `wanted` rows whose shared memory the device has.
-[[nodiscard]] mma_size size_that_fits(launcher const& on, mma_size wanted, bool quantized);
+[[nodiscard]] mma_size size_that_fits(launcher const& on, mma_size wanted, codes_kind codes);
 
 }  // namespace moe64::cuda::mma

@@ -105,4 +105,27 @@ double cuda_timer::milliseconds() const {
   return elapsed;
 }
 
+cuda_graph::cuda_graph(stream where) : recorded_(where) {
+  device_guard const guard("cuda_graph", where.device);
+  check(the_runtime().begin_capture(where.handle), "cuda_graph", where.device);
+}
+
+void cuda_graph::finish() {
+  device_guard const guard("cuda_graph", recorded_.device);
+  recording_ = false;
+  check(the_runtime().end_capture(recorded_.handle, &graph_), "cuda_graph", recorded_.device);
+}
+
+cuda_graph::~cuda_graph() {
+  // A recording that was broken off by an exception must be closed, or the stream stays unusable.
+  if (recording_) (void)the_runtime().end_capture(recorded_.handle, &graph_);
+  if (graph_ != nullptr) (void)the_runtime().destroy_graph(graph_);
+  if (recording_) (void)the_runtime().take_error();
+}
+
+void cuda_graph::replay(stream where) const {
+  device_guard const guard("cuda_graph", where.device);
+  check(the_runtime().replay(graph_, where.handle), "cuda_graph", where.device);
+}
+
 }  // namespace moe64

@@ -73,6 +73,15 @@ status launch_kernel(launch_config const& config) {
   return cudaLaunchKernelExC(&launch, config.function, arguments);
 }
 
+status end_capture(void* stream, void** graph) {
+  cudaGraph_t recorded = nullptr;
+  status code = cudaStreamEndCapture(as_stream(stream), &recorded);
+  if (code != cudaSuccess) return code;
+  code = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t*>(graph), recorded, 0);
+  (void)cudaGraphDestroy(recorded);
+  return code;
+}
+
 }  // namespace
 
 runtime const& the_runtime() {
@@ -125,6 +134,16 @@ runtime const& the_runtime() {
         status const code = cudaEventSynchronize(as_event(end));
         if (code != cudaSuccess) return code;
         return cudaEventElapsedTime(milliseconds, as_event(begin), as_event(end));
+      },
+      .begin_capture = [](void* stream) -> status {
+        return cudaStreamBeginCapture(as_stream(stream), cudaStreamCaptureModeThreadLocal);
+      },
+      .end_capture = end_capture,
+      .replay = [](void* graph, void* stream) -> status {
+        return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), as_stream(stream));
+      },
+      .destroy_graph = [](void* graph) -> status {
+        return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
       },
       .take_error = []() -> status { return cudaGetLastError(); },
       .error_name = [](status code) { return cudaGetErrorName(static_cast<cudaError_t>(code)); },

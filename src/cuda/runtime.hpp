@@ -60,6 +60,11 @@ struct runtime {
   status (*record)(void* event, void* stream);
   status (*elapsed)(void* begin, void* end, float* milliseconds);  ///< waits for `end`
 
+  status (*begin_capture)(void* stream);              ///< what follows is recorded, not run
+  status (*end_capture)(void* stream, void** graph);  ///< ready to be replayed
+  status (*replay)(void* graph, void* stream);
+  status (*destroy_graph)(void* graph);
+
   status (*take_error)();  ///< the last error of this thread, which is then forgotten
   char const* (*error_name)(status code);
   char const* (*error_text)(status code);

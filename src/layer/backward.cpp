@@ -49,8 +49,8 @@ backward_call check_backward(layer_desc const& layer, backward_args const& args,
 void backward(layer_desc const& layer, backward_args const& args, stream where) {
   backward_call const call = check_backward(layer, args, where.device);
   backward_needs const& needs = call.needs;
-  arena saved_memory{args.saved};
-  arena scratch_memory{args.scratch};
+  arena saved_memory{args.saved, where.device};
+  arena scratch_memory{args.scratch, where.device};
   saved_buffers const saved = cut_saved(saved_memory, layer, call.shape);
   backward_buffers const b = cut_backward(scratch_memory, layer, call.shape, needs);
   routing_plan const& rows = saved.plan;

@@ -101,8 +101,8 @@ quantized_view inner_input(forward_call const& call, routing_plan const& plan,
 
 void forward(layer_desc const& layer, forward_args const& args, stream where) {
   forward_call const call = check_forward(layer, args, where.device);
-  arena saved_memory{args.saved};
-  arena scratch_memory{args.scratch};
+  arena saved_memory{args.saved, where.device};
+  arena scratch_memory{args.scratch, where.device};
   arena& keep = args.saved.bytes > 0 ? saved_memory : scratch_memory;
   saved_buffers const saved = cut_saved(keep, layer, call.shape);
   forward_buffers const b = cut_forward(scratch_memory, layer, call.shape, call.mode, where.device);

@@ -134,7 +134,7 @@ index_t backward_bytes(layer_desc const& layer, layer_shape const& shape,
 routing_plan saved_plan(layer_desc const& layer, layer_shape const& shape, workspace saved) {
   check_workspace("saved_plan", "saved", saved, saved_bytes(layer, shape, saved.device),
                   saved.device);
-  arena memory{saved};
+  arena memory{saved, saved.device};
   return cut_saved(memory, layer, shape).plan;
 }
 

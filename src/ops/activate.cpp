@@ -27,11 +27,23 @@ void activate(activate_args const& args, stream where) {
   checker const check("activate", where.device);
   check_spec(check, args.activation, args.gate, args.up);
   check.live_rows(args.live_rows);
-  check.number("out", args.out, {args.gate.extent[0], args.gate.extent[1]});
-  check.no_self_overlap("out", args.out);
-  check.no_overlap("out", args.out, "gate", args.gate);
-  check.no_overlap("out", args.out, "up", args.up);
-  check.no_overlap("out", args.out, "live_rows", args.live_rows);
+  check.shape("out", args.out, {args.gate.extent[0], args.gate.extent[1]});
+  if (args.quantized.kind == scale_kind::none) {
+    check.number("out", args.out);
+    check.require(!args.scales.present(),
+                  fmt::format("scales is {}, but `quantized` is none", to_string(args.scales)));
+  } else {
+    check.quantized_rows("out", args.out, args.scales, args.quantized);
+    check.no_overlap("out", args.out, "scales", args.scales);
+  }
+  for (auto const& [label, output] :
+       {std::pair{"out", &args.out}, std::pair{"scales", &args.scales}}) {
+    if (!output->present()) continue;
+    check.no_self_overlap(label, *output);
+    check.no_overlap(label, *output, "gate", args.gate);
+    check.no_overlap(label, *output, "up", args.up);
+    check.no_overlap(label, *output, "live_rows", args.live_rows);
+  }
   dispatch(args, where);
 }
 

@@ -119,6 +119,20 @@ void checker::quantized(std::string_view argument, quantized_view const& q) cons
   if (q.global().values.present()) shape(label + " global scale", q.global().values, {any_extent});
 }
 
+void checker::quantized_rows(std::string_view argument, tensor_view const& codes,
+                             tensor_view const& scales, granularity const& layout) const {
+  require(layout.kind == scale_kind::row || layout.kind == scale_kind::group,
+          fmt::format("{} can be quantised with scale row or group, not {}", argument,
+                      to_string(layout)));
+  if (codes.type == dtype::fp4 && scales.type == dtype::e4m3) {
+    fail(errc::unsupported,
+         "[{}] {} is {} with e4m3 scales, whose global scale needs all rows first: quantize does "
+         "that",
+         operation_, argument, name(codes.type));
+  }
+  quantized(argument, quantized_view::scaled(codes, scales, layout));
+}
+
 void checker::weights(std::string_view argument, weight_stack const& stack) const {
   if (!stack.present()) {
     fail(errc::invalid_argument, "[{}] {} are absent", operation_, argument);

@@ -48,6 +48,10 @@ class checker {
                   routing_plan const& plan) const;
 
   void quantized(std::string_view argument, quantized_view const& q) const;
+  /// Codes [rows, cols] with the scales of `layout`, row or group, that an operation writes beside
+  /// its other work. A global scale it cannot write: that needs all rows first.
+  void quantized_rows(std::string_view argument, tensor_view const& codes,
+                      tensor_view const& scales, granularity const& layout) const;
   void weights(std::string_view argument, weight_stack const& stack) const;
   void plan(routing_plan const& plan) const;
   void live_rows(tensor_view const& live_rows) const;

@@ -106,6 +106,9 @@ std::string describe(gather_args const& args) {
   set_plan(p, args.plan);
   p.hidden = args.x.extent[1];
   set_io(p, args.x.type);
+  if (args.quantized.kind != scale_kind::none) {
+    set_format(p, args.rows.type, args.row_scales.type, args.quantized);
+  }
   return to_string(p);
 }
 
@@ -163,6 +166,9 @@ std::string describe(activate_args const& args) {
   p.inter = args.gate.extent[1];
   p.act = args.activation;
   set_io(p, args.gate.type);
+  if (args.quantized.kind != scale_kind::none) {
+    set_format(p, args.out.type, args.scales.type, args.quantized);
+  }
   return to_string(p);
 }
 

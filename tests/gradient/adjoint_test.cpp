@@ -1,6 +1,5 @@
 // <J x, y> = <x, J' y> for every linear operation and the one that is its transpose, in f32, inner
 // products in double.
-#include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"
 #include "oracle/oracle.hpp"
 #include "support/buffer.hpp"
@@ -20,6 +19,7 @@ namespace {
 
 using test::for_each_implementation;
 using test::random_source;
+using test::target;
 using test::test_plan;
 using test::test_tensor;
 
@@ -75,8 +75,8 @@ TEST(adjoint, gather_and_combine) {
       }
       for_each_implementation(there, [&](gather_args const& g) {
         for_each_implementation(here, [&](combine_args const& c) {
-          gather(g, cpu_stream());
-          combine(c, cpu_stream());
+          gather(g, target());
+          combine(c, target());
           expect_equal(inner(rows, y, plan.live()), inner(x, back, tokens), absolute, top_k);
         });
       });
@@ -124,8 +124,8 @@ void expect_transpose(test::weight_spec const& spec, std::uint64_t seed) {
   }
   for_each_implementation(there, [&](grouped_gemm_args const& forward) {
     for_each_implementation(back, [&](grouped_gemm_args const& backward) {
-      grouped_gemm(forward, cpu_stream());
-      grouped_gemm(backward, cpu_stream());
+      grouped_gemm(forward, target());
+      grouped_gemm(backward, target());
       // Dequantising rounds each weight once more, by the same amount on both sides.
       expect_equal(inner(jx, y, live), inner(x, jy, live), absolute, out + cols);
     });
@@ -193,8 +193,8 @@ TEST(adjoint, grouped_gemm_as_a_function_of_its_weights) {
     }
     for_each_implementation(there, [&](grouped_gemm_args const& forward) {
       for_each_implementation(back, [&](grouped_gemm_wgrad_args const& backward) {
-        grouped_gemm(forward, cpu_stream());
-        grouped_gemm_wgrad(backward, cpu_stream());
+        grouped_gemm(forward, target());
+        grouped_gemm_wgrad(backward, target());
         double parameters = inner(b, db, 4);
         for (index_t e = 0; e < 4; ++e) {
           for (index_t o = 0; o < out; ++o) {
@@ -242,8 +242,8 @@ TEST(adjoint, the_low_rank_term) {
       }
     }
     for_each_implementation(there, [&](grouped_gemm_args const& forward) {
-      grouped_gemm(forward, cpu_stream());
-      grouped_gemm(back, cpu_stream());
+      grouped_gemm(forward, target());
+      grouped_gemm(back, target());
       expect_equal(inner(ju, y, live), double{scaling} * inner(u, jy, live), absolute,
                    rank + 2 + out);
     });

@@ -1,6 +1,5 @@
 // Gradients of each operation in f32 against central differences in double. Numbers are multiples
 // of 2^-9 and steps are 2^-14, so that every perturbed f32 is exact.
-#include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"
 #include "oracle/oracle.hpp"
 #include "support/buffer.hpp"
@@ -23,6 +22,7 @@ namespace {
 
 using test::for_each_implementation;
 using test::random_source;
+using test::target;
 using test::test_plan;
 using test::test_tensor;
 
@@ -118,7 +118,7 @@ TEST_P(activate_gradient, of_gate_and_up) {
     for_each_implementation(args, [&](activate_backward_args const& call) {
       d_gate.poison();
       d_up.poison();
-      activate_backward(call, cpu_stream());
+      activate_backward(call, target());
       // Rows that do not exist have no slope and are not written.
       for (index_t r = live; r < capacity; ++r) EXPECT_TRUE(std::isnan(d_gate.get(r, 0)));
       for (test_tensor* const d : {&d_gate, &d_up}) {
@@ -170,7 +170,7 @@ TEST_P(route_gradient, of_the_logits) {
   args.d_logits = d_logits;
   for_each_implementation(args, [&](route_backward_args const& call) {
     d_logits.poison();
-    route_backward(call, cpu_stream());
+    route_backward(call, target());
     expect_slopes("logits", logits, d_logits, [&] {
       auto const now = oracle::route(logits, {}, options, top_k);
       EXPECT_EQ(now.ids, chosen.ids);
@@ -220,7 +220,7 @@ TEST_P(movement_gradient, of_gather_is_combine) {
   args.weighted = weighted;
   args.y = dx;
   for_each_implementation(args, [&](combine_args const& call) {
-    combine(call, cpu_stream());
+    combine(call, target());
     expect_slopes("x", x, dx, [&] {
       return over_rows([&](index_t slot, index_t r, index_t i) {
         return x.get(slot / top_k, i) * d_rows.get(r, i);
@@ -240,7 +240,7 @@ TEST_P(movement_gradient, of_combine_is_gather) {
   args.rows = d_rows;
   for_each_implementation(args, [&](gather_args const& call) {
     d_rows.poison();
-    gather(call, cpu_stream());
+    gather(call, target());
     for (index_t r = plan.live(); r < capacity; ++r) {
       for (index_t i = 0; i < hidden; ++i) {
         EXPECT_TRUE(std::isnan(d_rows.get(r, i)));
@@ -277,7 +277,7 @@ TEST_P(movement_gradient, of_the_slot_weights) {
   args.plan = plan.plan;
   args.d_weights = d_weights;
   for_each_implementation(args, [&](slot_weight_gradient_args const& call) {
-    slot_weight_gradient(call, cpu_stream());
+    slot_weight_gradient(call, target());
     expect_slopes("weights", weights, d_weights, [&] {
       double sum = 0.0;
       for (index_t r = 0; r < plan.live(); ++r) {
@@ -362,7 +362,7 @@ class gemm_gradient : public testing::TestWithParam<bool> {
     args.expert_begin = begin;
     args.transpose = true;
     args.y = du;
-    grouped_gemm(args, cpu_stream());
+    grouped_gemm(args, target());
     return du;
   }
 };
@@ -379,7 +379,7 @@ TEST_P(gemm_gradient, of_x_through_base_and_low_rank) {
   args.y = dx;
   for_each_implementation(args, [&](grouped_gemm_args const& call) {
     dx.poison();
-    grouped_gemm(call, cpu_stream());
+    grouped_gemm(call, target());
     clear_dead_rows(dx);
     expect_slopes("x", x, dx, [&] { return loss(); });
   });
@@ -396,7 +396,7 @@ TEST_P(gemm_gradient, of_weights_and_bias) {
   args.d_weights = split_gate_up(dw, gate_up_layout::interleaved);
   args.d_bias = split_gate_up(db, gate_up_layout::interleaved);
   for_each_implementation(args, [&](grouped_gemm_wgrad_args const& call) {
-    grouped_gemm_wgrad(call, cpu_stream());
+    grouped_gemm_wgrad(call, target());
     if (!quantized) expect_slopes("weights", weights, dw, [&] { return loss(); });
     expect_slopes("bias", bias, db, [&] { return loss(); });
   });
@@ -409,7 +409,7 @@ TEST_P(gemm_gradient, of_both_low_rank_factors) {
   enter.weights = stack_a();
   enter.expert_begin = begin;
   enter.y = u;
-  grouped_gemm(enter, cpu_stream());
+  grouped_gemm(enter, target());
   test_tensor const du = low_rank_gradient();
   test_tensor const da(dtype::f32, {experts, rank, cols});
   test_tensor const db(dtype::f32, {experts, 2 * part_rows, rank});
@@ -421,7 +421,7 @@ TEST_P(gemm_gradient, of_both_low_rank_factors) {
   args.parts = 2;
   args.d_weights = split_gate_up(db, gate_up_layout::interleaved);
   for_each_implementation(args, [&](grouped_gemm_wgrad_args const& call) {
-    grouped_gemm_wgrad(call, cpu_stream());
+    grouped_gemm_wgrad(call, target());
     expect_slopes("B", b, db, [&] { return loss(); });
   });
   args.dy = du;
@@ -429,7 +429,7 @@ TEST_P(gemm_gradient, of_both_low_rank_factors) {
   args.parts = 1;
   args.d_weights = {da, tensor_view{}};
   for_each_implementation(args, [&](grouped_gemm_wgrad_args const& call) {
-    grouped_gemm_wgrad(call, cpu_stream());
+    grouped_gemm_wgrad(call, target());
     expect_slopes("A", a, da, [&] { return loss(); });
   });
 }

@@ -114,6 +114,7 @@ TEST_P(batch, a_token_has_the_same_bits_among_1_to_257_in_wide_layers) {
   layer_case const c = skewed(GetParam(), {1312, 544, 257, 2});
   std::vector<std::string> names = test::implementations_of(c);
   std::erase_if(names, is_slow);
+  if (names.empty()) names.emplace_back();
   expect_the_same_in_every_batch(c, names);
 }
 

@@ -21,6 +21,7 @@ using test::fence;
 using test::layer_case;
 using test::layer_result;
 using test::random_layer_case;
+using test::target;
 using test::test_plan;
 using test::test_tensor;
 using views = std::vector<tensor_view>;
@@ -109,7 +110,7 @@ struct fenced_call {
   /// make(views of the operands) is the call; run() is the operation.
   template <class Args>
   void check(std::function<Args(views const&)> const& make,
-             void (*run)(Args const&, stream)) const {
+             void (*run)(Args const&, test::target_stream)) const {
     auto const views_of = [](std::vector<test_tensor> const& memory) {
       views result;
       for (test_tensor const& tensor : memory) result.push_back(tensor.view());
@@ -122,7 +123,7 @@ struct fenced_call {
         std::vector<test_tensor> const memory = with(around);
         Args args = make(views_of(memory));
         args.implementation = forced.implementation;
-        run(args, cpu_stream());
+        run(args, target());
         if (around == fence::canaries) {
           wanted = written(memory);
           EXPECT_NE(wanted, written(operands)) << "nothing was written";
@@ -221,7 +222,7 @@ TEST(fences, quantize_and_dequantize) {
                   .layout = f.scale,
                   .values = call.operands[1],
                   .scales = call.operands[2]},
-                 cpu_stream());
+                 target());
         call.operands.push_back(test_tensor(io, {2, 5, cols}));
         call.outputs = 1;
         call.check<dequantize_args>(
@@ -323,7 +324,7 @@ TEST(fences, route) {
                .options = options,
                .expert_ids = call.operands[1],
                .weights = call.operands[2]},
-              cpu_stream());
+              target());
         call.operands.push_back(test_tensor(io, {5, experts}));
         call.outputs = 1;
         call.check<route_backward_args>(

@@ -21,6 +21,7 @@ using test::layer_case;
 using test::layer_memory;
 using test::layer_result;
 using test::random_layer_case;
+using test::target;
 using test::test_tensor;
 
 constexpr std::uint64_t problems = 120;
@@ -28,6 +29,7 @@ dtype const io_types[] = {dtype::f32, dtype::bf16, dtype::f16};
 
 /// Whether this machine runs an implementation of grouped_gemm at all.
 support machine_has(std::string const& name) {
+  if constexpr (test::on_cuda) return support::yes();
   static std::map<std::string, support (*)()> const needs{{"amx_bf16", cpu::has_amx_bf16},
                                                           {"avx512_bf16", cpu::has_avx512_bf16},
                                                           {"avx512_vnni", cpu::has_avx512_vnni},
@@ -48,7 +50,7 @@ TEST(implementations, each_that_the_machine_has_is_drawn_often) {
     forced[c.implementation] += 1;
     std::map<std::string, int> here;
     for (grouped_gemm_args const& args : test::layer_products(c)) {
-      auto const reports = explain(args, cpu_stream());
+      auto const reports = explain(args, target());
       bool found = false;
       for (implementation_report const& report : reports) {
         bool const runs = !found && report.answer &&
@@ -71,7 +73,25 @@ TEST(implementations, each_that_the_machine_has_is_drawn_often) {
   }
 }
 
-// ---- the portable ones --------------------------------------------------------------------------
+/// Odd widths, past one step of lanes and one tile, and experts from no row to many.
+layer_case wide(std::uint64_t seed, dtype io) {
+  layer_case c;
+  c.seed = seed;
+  c.hidden = 131;
+  c.inter = 45;
+  c.bias = true;
+  c.lora_gate_up = 3;
+  c.lora_down = 17;
+  c.io = io;
+  c.parameter_type = io;
+  c.route(45, 4);
+  for (index_t t = 0; t < 35; ++t) c.id(t, 0) = 2;
+  return c;
+}
+
+// ---- the portable ones of the CPU ---------------------------------------------------------------
+
+#ifndef MOE64_TEST_CUDA
 
 std::vector<std::string> portable_of(layer_case const& c) {
   std::vector<std::string> names = test::implementations_of(c);
@@ -108,22 +128,6 @@ TEST(implementations, every_width_gives_the_same_bits) {
       expect_one_result(c);
     }
   }
-}
-
-/// Odd widths, past one step of lanes and one tile, and experts from no row to many.
-layer_case wide(std::uint64_t seed, dtype io) {
-  layer_case c;
-  c.seed = seed;
-  c.hidden = 131;
-  c.inter = 45;
-  c.bias = true;
-  c.lora_gate_up = 3;
-  c.lora_down = 17;
-  c.io = io;
-  c.parameter_type = io;
-  c.route(45, 4);
-  for (index_t t = 0; t < 35; ++t) c.id(t, 0) = 2;
-  return c;
 }
 
 TEST(implementations, every_width_gives_the_same_bits_in_wide_layers) {
@@ -167,6 +171,8 @@ TEST(implementations, every_width_gives_the_same_bits_in_long_sums) {
   }
 }
 
+#endif
+
 // ---- dequantised before -------------------------------------------------------------------------
 
 /// The stack as numbers of this type, in memory that `owner` keeps.
@@ -175,7 +181,7 @@ weight_stack dequantized(weight_stack const& stack, dtype type, std::deque<test_
   for (int part = 0; part < stack.parts(); ++part) {
     tensor_view const out = owner.emplace_back(
         type, std::vector<index_t>{stack.experts(), stack.part_rows(), stack.cols()});
-    dequantize({.q = stack.part(part), .out = out}, cpu_stream());
+    dequantize({.q = stack.part(part), .out = out}, target());
     parts[part] = quantized_view::plain(out);
   }
   return stack.parts() == 2 ? weight_stack::gate_up(parts[0], parts[1])

@@ -15,6 +15,7 @@ namespace {
 using test::content;
 using test::for_each_implementation;
 using test::gemm_call;
+using test::target;
 using test::test_tensor;
 using test::weight_spec;
 using g = granularity;
@@ -45,7 +46,7 @@ codes product_of(grouped_gemm_args args, tensor_view const& x, tensor_view const
   if (args.low_rank.u.present()) args.low_rank.u = u;
   args.expert_begin = begin;
   args.y = y;
-  grouped_gemm(args, cpu_stream());
+  grouped_gemm(args, target());
   return y.codes();
 }
 
@@ -123,7 +124,7 @@ TEST(products, quantised_weights_give_the_bits_of_dequantised_ones) {
         SCOPED_TRACE(to_string(spec) + " by " + std::string(name(io)) +
                      (transpose ? ", transposed" : ""));
         test_tensor const numbers(io, {std::ssize(counts), 44, 160});
-        dequantize({.q = call.weights.stack.part(0), .out = numbers}, cpu_stream());
+        dequantize({.q = call.weights.stack.part(0), .out = numbers}, target());
         for_each_implementation(call.args, [&](grouped_gemm_args const& args) {
           grouped_gemm_args native = args;
           native.weights = weight_stack::single(quantized_view::plain(numbers));
@@ -134,7 +135,60 @@ TEST(products, quantised_weights_give_the_bits_of_dequantised_ones) {
   }
 }
 
-// ---- widths and threads -------------------------------------------------------------------------
+// ---- weight gradients
+// ----------------------------------------------------------------------------
+
+/// Both gradients in f32.
+codes gradients_of(grouped_gemm_wgrad_args args, test::target_stream where = target()) {
+  index_t const experts = args.expert_begin.extent[0] - 1;
+  test_tensor const d_weights(dtype::f32, {experts, args.dy.extent[1], args.x.extent[1]});
+  test_tensor const d_bias(dtype::f32, {experts, args.dy.extent[1]});
+  args.d_weights[0] = d_weights;
+  args.d_bias[0] = d_bias;
+  grouped_gemm_wgrad(args, where);
+  codes result = d_weights.codes();
+  codes const bias = d_bias.codes();
+  result.insert(result.end(), bias.begin(), bias.end());
+  return result;
+}
+
+struct gradient_call {
+  std::vector<index_t> counts{300, 1, 0, 17, 4};
+  test_tensor dy, x, begin = test::make_expert_begin(counts), d{dtype::f32, {5, 45, 77}};
+  grouped_gemm_wgrad_args args;
+
+  explicit gradient_call(dtype io) : dy(io, {322, 45}), x(io, {322, 77}) {
+    dy.fill_uniform(1);
+    x.fill_uniform(2);
+    args = {.dy = dy, .x = x, .expert_begin = begin, .d_weights = {d, {}}};
+  }
+};
+
+TEST(products, weight_gradient_of_an_expert_depends_on_its_rows_only) {
+  for (dtype const io : io_types) {
+    gradient_call const call(io);
+    for_each_implementation(call.args, [&](grouped_gemm_wgrad_args const& args) {
+      codes const wanted = gradients_of(args);
+      index_t first = 0;
+      for (index_t e = 0; e < std::ssize(call.counts); ++e) {
+        index_t const count = call.counts[static_cast<std::size_t>(e)];
+        test_tensor const alone = test::make_expert_begin({count});
+        grouped_gemm_wgrad_args part = args;
+        part.dy = call.dy.view().slice(0, first, first + count);
+        part.x = call.x.view().slice(0, first, first + count);
+        part.expert_begin = alone;
+        codes const found = gradients_of(part);
+        auto const mine = wanted.begin() + e * 45 * 77;
+        EXPECT_TRUE(std::equal(mine, mine + 45 * 77, found.begin())) << "expert " << e;
+        first += count;
+      }
+    });
+  }
+}
+
+#ifndef MOE64_TEST_CUDA
+
+// ---- widths and threads of the CPU --------------------------------------------------------------
 
 TEST(products, every_width_gives_the_same_bits) {
   std::vector<index_t> const counts{40, 0, 5, 3, 1};
@@ -158,48 +212,14 @@ TEST(products, every_width_gives_the_same_bits) {
   }
 }
 
-/// Both gradients in f32.
-codes gradients_of(grouped_gemm_wgrad_args args, stream where) {
-  index_t const experts = args.expert_begin.extent[0] - 1;
-  test_tensor const d_weights(dtype::f32, {experts, args.dy.extent[1], args.x.extent[1]});
-  test_tensor const d_bias(dtype::f32, {experts, args.dy.extent[1]});
-  args.d_weights[0] = d_weights;
-  args.d_bias[0] = d_bias;
-  grouped_gemm_wgrad(args, where);
-  codes result = d_weights.codes();
-  codes const bias = d_bias.codes();
-  result.insert(result.end(), bias.begin(), bias.end());
-  return result;
-}
-
-TEST(products, weight_gradient_of_an_expert_depends_on_its_rows_only) {
-  std::vector<index_t> const counts{300, 1, 0, 17, 4};
-  index_t const rows = 322;
+TEST(products, any_threads_give_the_same_gradients) {
   for (dtype const io : io_types) {
-    test_tensor dy(io, {rows, 45}), x(io, {rows, 77});
-    dy.fill_uniform(1);
-    x.fill_uniform(2);
-    test_tensor const begin = test::make_expert_begin(counts);
-    test_tensor const d(dtype::f32, {5, 45, 77});
-    grouped_gemm_wgrad_args whole{.dy = dy, .x = x, .expert_begin = begin, .d_weights = {d, {}}};
-    for_each_implementation(whole, [&](grouped_gemm_wgrad_args const& args) {
-      codes const wanted = gradients_of(args, cpu_stream());
+    gradient_call const call(io);
+    for_each_implementation(call.args, [&](grouped_gemm_wgrad_args const& args) {
+      codes const wanted = gradients_of(args);
       for (index_t const threads : {2, 3, 7, 16}) {
         cpu_pool pool(threads);
         ASSERT_EQ(gradients_of(args, cpu_stream(&pool)), wanted) << threads << " threads";
-      }
-      index_t first = 0;
-      for (index_t e = 0; e < std::ssize(counts); ++e) {
-        index_t const count = counts[static_cast<std::size_t>(e)];
-        test_tensor const alone = test::make_expert_begin({count});
-        grouped_gemm_wgrad_args part = args;
-        part.dy = dy.view().slice(0, first, first + count);
-        part.x = x.view().slice(0, first, first + count);
-        part.expert_begin = alone;
-        codes const found = gradients_of(part, cpu_stream());
-        auto const mine = wanted.begin() + e * 45 * 77;
-        EXPECT_TRUE(std::equal(mine, mine + 45 * 77, found.begin())) << "expert " << e;
-        first += count;
       }
     });
   }
@@ -226,6 +246,8 @@ TEST(products, any_threads_give_the_same_bits) {
     }
   }
 }
+
+#endif
 
 }  // namespace
 }  // namespace moe64

@@ -1,7 +1,6 @@
 #pragma once
 
-#include "moe64/cpu.hpp"
-#include "moe64/explain.hpp"
+#include "support/target.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +9,7 @@ namespace moe64::test {
 /// body(args) once for every implementation that takes the call, forced to it; a failure if none
 /// does.
 template <class Args, class Body>
-void for_each_implementation(Args args, Body const& body, stream where = cpu_stream()) {
+void for_each_implementation(Args args, Body const& body, target_stream where = target()) {
   bool any = false;
   for (implementation_report const& report : explain(args, where)) {
     if (!report.answer) continue;

@@ -25,10 +25,10 @@ void poison(workspace const& memory) {
 layer_batch::layer_batch(layer_memory const& whole, std::vector<index_t> const& places,
                          bool parameters)
     : desc_(whole.desc),
-      saved_(saved_bytes(whole.desc, shape_of(whole, places), device::cpu())),
-      forward_scratch_(forward_bytes(whole.desc, shape_of(whole, places), true, device::cpu())),
+      saved_(saved_bytes(whole.desc, shape_of(whole, places), target().device)),
+      forward_scratch_(forward_bytes(whole.desc, shape_of(whole, places), true, target().device)),
       backward_scratch_(backward_bytes(whole.desc, shape_of(whole, places),
-                                       gradients_of(whole, parameters), device::cpu())) {
+                                       gradients_of(whole, parameters), target().device)) {
   index_t const tokens = std::ssize(places);
   forward_.x = rows_of(whole.forward.x, places);
   forward_.expert_ids = rows_of(whole.forward.expert_ids, places);
@@ -87,7 +87,7 @@ tensor_view layer_batch::rows_of(tensor_view const& tokens, std::vector<index_t>
   return to;
 }
 
-void layer_batch::run(std::string_view implementation, stream where) {
+void layer_batch::run(std::string_view implementation, target_stream where) {
   for (auto const& output : outputs_) {
     tensor_view const& view = output.second;  // contiguous
     std::memset(view.data, 0xff, static_cast<std::size_t>(view.span_bytes()));

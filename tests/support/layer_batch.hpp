@@ -20,7 +20,7 @@ class layer_batch {
   layer_batch(layer_memory const& whole, std::vector<index_t> const& places, bool parameters);
 
   /// Forward and backward from NaN in all memory that they may write.
-  void run(std::string_view implementation, stream where = cpu_stream());
+  void run(std::string_view implementation, target_stream where = target());
   /// y, dx, d_weights and the gradients of parameters, named as layer_memory names them.
   [[nodiscard]] layer_result result() const;
 

@@ -84,10 +84,10 @@ layer_memory::layer_memory(layer_case const& c) : c_(c) {
   fill_routing();
   forward.capacity = c.capacity;
   forward.y = make_tokens(c.io, c.hidden);
-  device const cpu = device::cpu();
-  tensors_.push_back(make_workspace(saved_bytes(desc, shape, cpu), c.around));
+  auto const device = target().device;
+  tensors_.push_back(make_workspace(saved_bytes(desc, shape, device), c.around));
   forward.saved = tensors_.back().as_workspace();
-  tensors_.push_back(make_workspace(forward_bytes(desc, shape, true, cpu), c.around));
+  tensors_.push_back(make_workspace(forward_bytes(desc, shape, true, device), c.around));
   forward.scratch = tensors_.back().as_workspace();
 
   backward.x = forward.x;
@@ -100,7 +100,7 @@ layer_memory::layer_memory(layer_case const& c) : c_(c) {
   backward.gradients.gate_up = make_gradients(desc.gate_up, c.lora_gate_up);
   backward.gradients.down = make_gradients(desc.down, c.lora_down);
   tensors_.push_back(
-      make_workspace(backward_bytes(desc, shape, backward.gradients, cpu), c.around));
+      make_workspace(backward_bytes(desc, shape, backward.gradients, device), c.around));
   backward.scratch = tensors_.back().as_workspace();
 }
 
@@ -402,7 +402,7 @@ layer_result layer_memory::result() const {
 }
 
 oracle::layer_call layer_memory::call() const {
-  compute_mode const mode = resolve_mode(desc, device::cpu()).mode;
+  compute_mode const mode = resolve_mode(desc, target().device).mode;
   return {forward.x.as_matrix(), forward.expert_ids.as_matrix(),
           forward.weights.present() ? forward.weights.as_matrix() : tensor_view{}, c_.capacity,
           mode};
@@ -450,7 +450,7 @@ std::uint64_t layer_result::hash() const {
   return sum;
 }
 
-layer_result run(layer_case const& c, stream where) {
+layer_result run(layer_case const& c, target_stream where) {
   layer_memory const memory(c);
   memory.run_forward(where);
   memory.run_backward(where);

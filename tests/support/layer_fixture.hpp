@@ -1,10 +1,10 @@
 #pragma once
 
-#include "moe64/cpu.hpp"
 #include "moe64/layer.hpp"
 #include "oracle/oracle.hpp"
 #include "support/buffer.hpp"
 #include "support/layer_case.hpp"
+#include "support/target.hpp"
 
 #include <deque>
 #include <map>
@@ -41,8 +41,10 @@ class layer_memory {
   forward_args forward;
   backward_args backward;
 
-  void run_forward(stream where = cpu_stream()) const { moe64::forward(desc, forward, where); }
-  void run_backward(stream where = cpu_stream()) const { moe64::backward(desc, backward, where); }
+  void run_forward(target_stream where = target()) const { moe64::forward(desc, forward, where); }
+  void run_backward(target_stream where = target()) const {
+    moe64::backward(desc, backward, where);
+  }
   [[nodiscard]] layer_result result() const;
   /// All outputs to NaN again.
   void poison_outputs() const;
@@ -87,7 +89,7 @@ class layer_memory {
 };
 
 /// Forward, then backward with every gradient.
-[[nodiscard]] layer_result run(layer_case const& c, stream where = cpu_stream());
+[[nodiscard]] layer_result run(layer_case const& c, target_stream where = target());
 
 /// How `memory`, after a run, differs from the oracle, per output and expert; empty when it does
 /// not: exactly for integers, otherwise within the bound that cases/tolerance.hpp derives.

@@ -63,7 +63,7 @@ std::vector<grouped_gemm_args> layer_products(layer_case const& c) {
   one.stored = -1;
   one.route(1, 1);
   layer_memory const memory(one);
-  compute_mode const mode = resolve_mode(memory.desc, device::cpu()).mode;
+  compute_mode const mode = resolve_mode(memory.desc, target().device).mode;
   std::vector<grouped_gemm_args> all;
   add_products(memory.desc.gate_up, mode, c.io, all);
   add_products(memory.desc.down, mode, c.io, all);
@@ -78,7 +78,7 @@ std::vector<std::string> implementations_of(layer_case const& c) {
   bool first = true;
   for (grouped_gemm_args const& args : layer_products(c)) {
     std::vector<std::string> taken;
-    for (implementation_report const& report : explain(args, cpu_stream())) {
+    for (implementation_report const& report : explain(args, target())) {
       if (report.answer) taken.push_back(report.name);
     }
     if (first) names = taken;
@@ -100,7 +100,7 @@ std::string draw_implementation(layer_case const& c) {
   common.emplace_back();
   // Where the best of some call cannot take them all, only the free choice meets it.
   for (grouped_gemm_args const& args : layer_products(c)) {
-    auto const reports = explain(args, cpu_stream());
+    auto const reports = explain(args, target());
     auto const best = std::find_if(reports.begin(), reports.end(),
                                    [](auto const& report) { return bool{report.answer}; });
     bool const forced = std::find(names.begin(), names.end(), best->name) != names.end();

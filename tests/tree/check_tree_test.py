@@ -238,18 +238,27 @@ class CheckTreeTest(unittest.TestCase):
         self.write("src/core/a.cpp", "// mktemp name.X" "XXXXX, frame" "wo" "rk/a, out/wo" "rk/a, ${dir}/ro" "ot/x\n")
         self.assert_clean()
 
-    def test_cuda_calls_outside_the_launcher(self):
-        self.on_map("src/cuda/")
+    def test_cuda_calls_in_other_places_than_theirs(self):
+        self.on_map("src/cuda/", "cli/", "tests/")
         for name in OPERATIONS:
             self.write(f"src/cuda/{name}.cpp", "\n")
-        for call in ["kernel<<<1, 1>>>();", "cudaSetDevice(0);", "cudaMalloc(&p, n);", "cudaMallocAsync(&p, n, s);",
-                     "cudaDeviceSynchronize();"]:
-            with self.subTest(call):
-                self.write("src/cuda/launch.cu", f"{call}\n")
-                self.write("src/cuda/a.cu", f"// {call}\n")
-                self.assert_clean()
-                self.write("src/cuda/a.cu", f"\n{call}\n")
-                self.assert_caught(("src/cuda/a.cu", 2, "cuda"))
+        runtime, device = "src/cuda/runtime.cpp", "src/cuda/device.cpp"
+        known = [runtime, "tests/cuda/a.cpp"]
+        cases = [("kernel<<<1, 1>>>();", []), ("cudaSetDevice(0);", known), ("cudaMallocAsync(&p, n, s);", known),
+                 ("cudaStream_t s;", known),
+                 ("table.set_device(0);", [runtime, device, "tests/cuda_host/mock.cpp"])]
+        for call, places in cases:
+            for place in [runtime, device, "src/cuda/launch.cpp", "src/cuda/kernels/a.cu", "cli/a.cpp",
+                          "tests/cuda/a.cpp", "tests/cuda_host/mock.cpp"]:
+                with self.subTest(f"{call} in {place}"):
+                    self.write(place, f"// {call}\n")
+                    self.assert_clean()
+                    self.write(place, f"\n{call}\n")
+                    if place in places:
+                        self.assert_clean()
+                    else:
+                        self.assert_caught((place, 2, "cuda"))
+                    self.write(place, "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
 // grouped_gemm with quantised x: w8a8.
-#include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"
 #include "oracle/oracle.hpp"
 #include "support/buffer.hpp"
@@ -25,6 +24,7 @@ using g = granularity;
 using test::content;
 using test::difference;
 using test::for_each_implementation;
+using test::target;
 using test::test_tensor;
 using test::test_weights;
 using test::weight_spec;
@@ -157,7 +157,7 @@ TEST(grouped_gemm_codes, exact_on_integers_for_every_pair_of_formats) {
     std::vector<double> const expected = by_segments(call.args).y;
     EXPECT_EQ(difference(expected, test::multiply(call.args).y), "");
     for_each_implementation(call.args, [&](grouped_gemm_args const& args) {
-      grouped_gemm(args, cpu_stream());
+      grouped_gemm(args, target());
       EXPECT_EQ(difference(call.y.numbers(), expected), "");
     });
   }
@@ -172,7 +172,7 @@ TEST(grouped_gemm_codes, random_codes_within_the_bound_of_f32_sums) {
       // Besides the additions: the product of the scales, that with the sum, the bias.
       std::vector<double> const bound = test::rounding_bound(expected, 300 + 3, y_type);
       for_each_implementation(call.args, [&](grouped_gemm_args const& args) {
-        grouped_gemm(args, cpu_stream());
+        grouped_gemm(args, target());
         EXPECT_EQ(difference(call.y.numbers(), expected.y, bound), "");
       });
     }
@@ -186,10 +186,10 @@ TEST(grouped_gemm_codes, odd_depths_widths_and_counts) {
     for (index_t const size : {1, 15, 16, 17, 127, 128, 129, 320, 513, 704}) {
       SCOPED_TRACE(words(p) + " " + std::to_string(size));
       codes_call const deep(p, 1, 17, size, {0, 1, 31, 32, 33, 0}, content::integers, dtype::f32);
-      grouped_gemm(deep.args, cpu_stream());
+      grouped_gemm(deep.args, target());
       EXPECT_EQ(difference(deep.y.numbers(), by_segments(deep.args).y), "");
       codes_call const wide(p, 2, size, 33, {7, 0, 2}, content::integers, dtype::f32);
-      grouped_gemm(wide.args, cpu_stream());
+      grouped_gemm(wide.args, target());
       EXPECT_EQ(difference(wide.y.numbers(), by_segments(wide.args).y), "");
     }
   }
@@ -201,7 +201,7 @@ TEST(grouped_gemm_codes, a_row_with_nan_scale_stays_alone) {
   call.x.scales.set(nan, 0, 2, 1);
   std::vector<double> expected = by_segments(call.args).y;
   for (std::size_t n = 0; n < 17; ++n) EXPECT_TRUE(std::isnan(expected[2 * 17 + n]));
-  grouped_gemm(call.args, cpu_stream());
+  grouped_gemm(call.args, target());
   EXPECT_EQ(difference(call.y.numbers(), expected), "");
 }
 
@@ -212,7 +212,7 @@ TEST(grouped_gemm_codes, low_rank_addend) {
   u.fill_integers(7, -4, 4);
   test_weights const b = test::make_weights({dtype::f32}, 2, 2, 17, 3, content::integers, 8);
   call.args.low_rank = {u, b.stack, 2.0F};
-  grouped_gemm(call.args, cpu_stream());
+  grouped_gemm(call.args, target());
   EXPECT_EQ(difference(call.y.numbers(), test::rounded(test::multiply(call.args).y, dtype::bf16)),
             "");
 }
@@ -222,7 +222,7 @@ TEST(grouped_gemm_codes, what_has_no_meaning_is_refused) {
     codes_call call(p, 1, 16, 16, {3}, content::integers, dtype::f32);
     call.args.transpose = transpose;
     if (transpose) call.args.bias = {};
-    EXPECT_MOE64_ERROR(grouped_gemm(call.args, cpu_stream()), code, "[grouped_gemm]", parts...);
+    EXPECT_MOE64_ERROR(grouped_gemm(call.args, target()), code, "[grouped_gemm]", parts...);
   };
   weight_spec const e4m3{dtype::e4m3, g::row()};
   refused({dtype::e4m3, g::row(), dtype::f32, e4m3}, true, errc::unsupported, "transposed");

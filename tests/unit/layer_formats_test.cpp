@@ -3,7 +3,7 @@
 // bit by bit on integers.
 #include "cases/problem_case.hpp"
 #include "cpu/features.hpp"
-#include "moe64/cpu.hpp"
+#include "support/target.hpp"
 
 #include <gtest/gtest.h>
 
@@ -21,9 +21,12 @@ void expect_ok_as_forced(std::string const& line, cases::data_mode data) {
   SCOPED_TRACE(line + (data == cases::data_mode::exact ? " (exact)" : ""));
   cases::case_options options;
   options.data = data;
-  cases::problem_case c(parse_problem(line), options);
-  run(c, cpu_stream());
-  auto const found = c.verify(cpu_stream(), budget);
+  problem p = parse_problem(line);
+  if constexpr (test::on_cuda) p.device = device::cuda(0);
+  cases::problem_case c(p, options);
+  cases::queue const queue(p.device, nullptr);
+  run(c, queue.get());
+  auto const found = c.verify(queue.get(), budget);
   EXPECT_TRUE(found.ok()) << found.message();
   EXPECT_GT(found.compared, 0);
   EXPECT_GE(found.outputs.size(), 3U);  // y, dx, d_weights
@@ -32,6 +35,7 @@ void expect_ok_as_forced(std::string const& line, cases::data_mode data) {
 /// One of the implementations of the grouped GEMMs that take every call, by the letters of the
 /// line.
 std::string portable_for(std::string const& line) {
+  if constexpr (test::on_cuda) return "reference";
   std::vector<std::string> names{"scalar", "reference"};
   if (cpu::has_avx2()) names.emplace_back("avx2");
   if (cpu::has_avx512()) names.emplace_back("avx512");

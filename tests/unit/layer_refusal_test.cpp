@@ -16,6 +16,7 @@ namespace {
 using test::layer_case;
 using test::layer_memory;
 using test::layer_result;
+using test::target;
 using testing::HasSubstr;
 
 layer_case small(weight_format weight = weight_format::f32) {
@@ -51,7 +52,7 @@ class untouched {
 
 mode_choice mode_of(layer_case const& c) {
   layer_memory const memory(c);
-  return resolve_mode(memory.desc, device::cpu());
+  return resolve_mode(memory.desc, target().device);
 }
 
 TEST(layer_mode, automatic_says_why) {
@@ -104,12 +105,12 @@ TEST(layer_mode, a_mode_that_is_asked_for_is_taken_or_refused) {
     untouched const same(memory);
     memory.desc.mode = given.mode;
     if (given.runs) {
-      auto const choice = resolve_mode(memory.desc, device::cpu());
+      auto const choice = resolve_mode(memory.desc, target().device);
       EXPECT_EQ(choice.mode, given.mode);
       EXPECT_EQ(choice.reason, "asked for");
-      EXPECT_GT(forward_bytes(memory.desc, memory.shape, true, {}), 0);
+      EXPECT_GT(forward_bytes(memory.desc, memory.shape, true, target().device), 0);
     } else {
-      EXPECT_MOE64_ERROR(resolve_mode(memory.desc, device::cpu()), errc::unsupported, type,
+      EXPECT_MOE64_ERROR(resolve_mode(memory.desc, target().device), errc::unsupported, type,
                          name(given.mode));
       EXPECT_MOE64_ERROR(memory.run_forward(), errc::unsupported, type, name(given.mode));
     }
@@ -237,6 +238,19 @@ TEST(layer_refusal, ids_that_are_no_expert) {
     layer_case c = small();
     c.id(2, 1) = id;
     layer_memory memory(c);
+    if constexpr (test::on_cuda) {
+      memory.run_forward();  // as if the slot were a sentinel, and counted
+      auto const status =
+          test::bits_of(saved_plan(memory.desc, memory.shape, memory.forward.saved).status);
+      EXPECT_EQ(status[plan_status::invalid], 1U);
+      EXPECT_EQ(status[plan_status::first_invalid], 5U);
+      layer_result const found = memory.result();
+      c.id(2, 1) = -1;
+      layer_memory const skipped(c);
+      skipped.run_forward();
+      EXPECT_EQ(found.difference(skipped.result()), "");
+      continue;
+    }
     untouched const same(memory);
     EXPECT_MOE64_ERROR(memory.run_forward(), errc::invalid_expert, std::to_string(id), "5");
   }

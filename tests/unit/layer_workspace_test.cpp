@@ -14,6 +14,7 @@ namespace {
 using test::layer_case;
 using test::layer_memory;
 using test::layer_result;
+using test::target;
 
 /// Small problems that use every buffer: LoRA, codes of both kinds, weight on either side.
 std::vector<layer_case> problems() {
@@ -31,7 +32,7 @@ TEST(layer_workspace, exactly_the_queried_bytes_suffice) {
   for (layer_case const& c : problems()) {
     SCOPED_TRACE(to_string(c));
     layer_memory const memory(c);
-    EXPECT_EQ(memory.forward.saved.bytes, saved_bytes(memory.desc, memory.shape, {}));
+    EXPECT_EQ(memory.forward.saved.bytes, saved_bytes(memory.desc, memory.shape, target().device));
     memory.run_forward();
     memory.run_backward();
   }
@@ -72,7 +73,7 @@ TEST(layer_workspace, forward_alone_needs_no_saved_memory_and_gives_the_same_bit
     layer_memory memory(c);
     memory.run_forward();
     auto const wanted = test::bits_of(memory.forward.y.as_matrix());
-    index_t const bytes = forward_bytes(memory.desc, memory.shape, false, device::cpu());
+    index_t const bytes = forward_bytes(memory.desc, memory.shape, false, target().device);
     test::test_tensor const scratch = test::make_workspace(bytes);
     test::test_tensor& y = memory.owner(memory.forward.y);
     y.poison();
@@ -167,7 +168,7 @@ TEST(layer_workspace, gradients_asked_for_singly_have_the_bits_of_all_together) 
       auto const& [name, view] = left[1];
       memory.poison_outputs();
       test::test_tensor const scratch = test::make_workspace(
-          backward_bytes(memory.desc, memory.shape, memory.backward.gradients, device::cpu()));
+          backward_bytes(memory.desc, memory.shape, memory.backward.gradients, target().device));
       memory.backward.scratch = scratch.as_workspace();
       memory.run_backward();
       EXPECT_EQ(test::bits_of(view), together.bits.at(name)) << name << " alone";
@@ -184,7 +185,7 @@ TEST(layer_workspace, fewer_gradients_never_need_more_scratch) {
   for (layer_case const& c : problems()) {
     layer_memory const memory(c);
     auto const bytes = [&](layer_gradients const& g) {
-      return backward_bytes(memory.desc, memory.shape, g, device::cpu());
+      return backward_bytes(memory.desc, memory.shape, g, target().device);
     };
     layer_gradients only_x;
     only_x.x = memory.backward.gradients.x;
@@ -199,18 +200,21 @@ TEST(layer_workspace, queries_refuse_what_the_calls_refuse) {
   layer_memory memory(c);
   layer_shape shape = memory.shape;
   shape.tokens = -1;
-  EXPECT_MOE64_ERROR(saved_bytes(memory.desc, shape, {}), errc::invalid_argument, "tokens", "-1");
+  EXPECT_MOE64_ERROR(saved_bytes(memory.desc, shape, target().device), errc::invalid_argument,
+                     "tokens", "-1");
   shape = memory.shape;
   shape.top_k = 0;
-  EXPECT_MOE64_ERROR(forward_bytes(memory.desc, shape, true, {}), errc::invalid_argument, "top_k");
+  EXPECT_MOE64_ERROR(forward_bytes(memory.desc, shape, true, target().device),
+                     errc::invalid_argument, "top_k");
   shape = memory.shape;
   shape.io = dtype::e4m3;
-  EXPECT_MOE64_ERROR(backward_bytes(memory.desc, shape, {}, {}), errc::dtype_mismatch, "e4m3");
+  EXPECT_MOE64_ERROR(backward_bytes(memory.desc, shape, {}, target().device), errc::dtype_mismatch,
+                     "e4m3");
   shape = memory.shape;
   shape.tokens = index_t{1} << 62;
-  EXPECT_MOE64_ERROR(saved_bytes(memory.desc, shape, {}), errc::size_overflow);
-  EXPECT_MOE64_ERROR(forward_bytes(memory.desc, shape, true, {}), errc::size_overflow);
-  EXPECT_MOE64_ERROR(backward_bytes(memory.desc, shape, {}, {}), errc::size_overflow);
+  EXPECT_MOE64_ERROR(saved_bytes(memory.desc, shape, target().device), errc::size_overflow);
+  EXPECT_MOE64_ERROR(forward_bytes(memory.desc, shape, true, target().device), errc::size_overflow);
+  EXPECT_MOE64_ERROR(backward_bytes(memory.desc, shape, {}, target().device), errc::size_overflow);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // gather, combine and slot_weight_gradient.
-#include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"
 #include "oracle/oracle.hpp"
 #include "support/buffer.hpp"
@@ -23,6 +22,7 @@ using test::for_each_implementation;
 using test::make_plan;
 using test::random_ids;
 using test::random_weights;
+using test::target;
 using test::test_plan;
 using test::test_tensor;
 
@@ -74,7 +74,7 @@ TEST(gather, moves_the_bits_of_every_type) {
       }
       for_each_implementation(
           gather_args{x, scales, p.plan, false, rows, row_scales}, [&](gather_args const& args) {
-            gather(args, cpu_stream());
+            gather(args, target());
             for (index_t row = 0; row < 69; ++row) {
               bool const live = row < p.live();
               index_t const token = live ? p.rows.row_to_slot[place(row)] / 3 : 0;
@@ -102,7 +102,7 @@ TEST(gather, scales_of_every_type_move_along) {
     fill_bits(x, 2);
     fill_bits(scales, 3);
     test_tensor const rows(dtype::e4m3, {69, 8}), row_scales(type, {69, 3}, {1, 70});
-    gather({x, scales, p.plan, false, rows, row_scales}, cpu_stream());
+    gather({x, scales, p.plan, false, rows, row_scales}, target());
     for (index_t row = 0; row < p.live(); ++row) {
       index_t const token = p.rows.row_to_slot[place(row)] / 3;
       for (index_t c = 0; c < 3; ++c) ASSERT_EQ(row_scales.code(row, c), scales.code(token, c));
@@ -121,7 +121,7 @@ TEST(gather, strided_operands) {
       scales.fill_uniform(3);
       row_scales = test_tensor(dtype::f32, {69, 1});
     }
-    gather({x, scales, p.plan, false, rows, row_scales}, cpu_stream());
+    gather({x, scales, p.plan, false, rows, row_scales}, target());
     for (index_t row = 0; row < p.live(); ++row) {
       index_t const token = p.rows.row_to_slot[place(row)] / 3;
       for (index_t c = 0; c < 9; ++c) ASSERT_EQ(rows.code(row, c), x.code(token, c));
@@ -137,7 +137,7 @@ TEST(gather, weighted_is_one_product_and_one_rounding) {
     test_tensor const rows(type, {69, 530});
     for_each_implementation(
         gather_args{x, {}, p.plan, true, rows, {}}, [&](gather_args const& args) {
-          gather(args, cpu_stream());
+          gather(args, target());
           for (index_t row = 0; row < p.live(); ++row) {
             index_t const slot = p.rows.row_to_slot[place(row)];
             for (index_t c = 0; c < 530; ++c) {
@@ -157,7 +157,7 @@ TEST(gather, tokens_without_a_row_are_never_read) {
   x.fill([](index_t t, index_t c, index_t) { return t == 1 ? static_cast<double>(c) : nan; });
   for (bool const weighted : {false, true}) {
     test_tensor const rows(dtype::f32, {6, 4});
-    gather({x, {}, p.plan, weighted, rows, {}}, cpu_stream());
+    gather({x, {}, p.plan, weighted, rows, {}}, target());
     EXPECT_EQ(
         difference(rows.numbers(), {0,   1,   2,   3,   nan, nan, nan, nan, nan, nan, nan, nan,
                                     nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan}),
@@ -169,11 +169,11 @@ TEST(gather, refuses_codes_without_scales_and_weighted_codes) {
   test_plan const p = varied_plan();
   test_tensor const x(dtype::e4m3, {23, 4}), rows(dtype::e4m3, {69, 4});
   test_tensor const scales(dtype::f32, {23, 1}), row_scales(dtype::f32, {69, 1});
-  EXPECT_MOE64_ERROR(gather({x, {}, p.plan, false, rows, {}}, cpu_stream()), errc::missing_scale,
+  EXPECT_MOE64_ERROR(gather({x, {}, p.plan, false, rows, {}}, target()), errc::missing_scale,
                      "[gather]", "e4m3");
-  EXPECT_MOE64_ERROR(gather({x, scales, p.plan, false, rows, {}}, cpu_stream()),
-                     errc::invalid_argument, "row_scales");
-  EXPECT_MOE64_ERROR(gather({x, scales, p.plan, true, rows, row_scales}, cpu_stream()),
+  EXPECT_MOE64_ERROR(gather({x, scales, p.plan, false, rows, {}}, target()), errc::invalid_argument,
+                     "row_scales");
+  EXPECT_MOE64_ERROR(gather({x, scales, p.plan, true, rows, row_scales}, target()),
                      errc::dtype_mismatch, "weighted");
 }
 
@@ -217,7 +217,7 @@ TEST(combine, sums_in_slot_order_with_one_rounding) {
         quantized_view const q = quantized_view::plain(rows);
         for_each_implementation(
             combine_args{q, p.plan, weighted, y}, [&](combine_args const& args) {
-              combine(args, cpu_stream());
+              combine(args, target());
               EXPECT_EQ(difference(y.numbers(), combined(p, q, weighted, y_type)), "");
             });
       }
@@ -235,7 +235,7 @@ TEST(combine, the_order_is_that_of_slots_not_of_rows) {
   set(0, 0x1p24), set(1, 1.0), set(2, 1.0);
   set(3, 1.0), set(4, 1.0), set(5, 0x1p24);
   test_tensor const y(dtype::f32, {2, 1});
-  combine({quantized_view::plain(rows), p.plan, false, y}, cpu_stream());
+  combine({quantized_view::plain(rows), p.plan, false, y}, target());
   EXPECT_EQ(y.get(0, 0), 0x1p24);
   EXPECT_EQ(y.get(1, 0), 0x1p24 + 2.0);
 }
@@ -251,7 +251,7 @@ TEST(combine, reads_quantised_rows_with_their_scales) {
       quantized_view const q = quantized_view::scaled(values, scales, layout);
       test_tensor const y(dtype::bf16, {23, 40});
       for_each_implementation(combine_args{q, p.plan, true, y}, [&](combine_args const& args) {
-        combine(args, cpu_stream());
+        combine(args, target());
         EXPECT_EQ(difference(y.numbers(), combined(p, q, true, dtype::bf16)), "");
       });
     }
@@ -266,7 +266,7 @@ TEST(combine, tokens_without_rows_become_zero_and_nan_stays_in_its_token) {
     return r >= p.live() || r == p.rows.slot_to_row[6] ? nan : 1.0;
   });
   test_tensor const y(dtype::f16, {4, 3}, {16, 5});
-  combine({quantized_view::plain(rows), p.plan, false, y}, cpu_stream());
+  combine({quantized_view::plain(rows), p.plan, false, y}, target());
   EXPECT_EQ(difference(y.numbers(), {0, 0, 0, 2, 2, 2, 2, 2, 2, nan, nan, nan}), "");
 }
 
@@ -276,8 +276,8 @@ TEST(combine, is_the_gradient_of_gather_on_integers) {
   x.fill_integers(1, -9, 9);
   d.fill_integers(2, -9, 9);
   test_tensor const rows(dtype::f32, {69, 6}), y(dtype::f32, {23, 6});
-  gather({x, {}, p.plan, false, rows, {}}, cpu_stream());
-  combine({quantized_view::plain(d), p.plan, false, y}, cpu_stream());
+  gather({x, {}, p.plan, false, rows, {}}, target());
+  combine({quantized_view::plain(d), p.plan, false, y}, target());
   double left = 0.0, right = 0.0;
   for (index_t r = 0; r < p.live(); ++r) {
     for (index_t c = 0; c < 6; ++c) left += rows.get(r, c) * d.get(r, c);
@@ -297,10 +297,10 @@ TEST(movement, plans_without_rows_or_tokens) {
     test_tensor const x(dtype::f32, {tokens, 5}), rows(dtype::f32, {tokens * 2, 5});
     test_tensor const y(dtype::f32, {tokens, 5}), d(dtype::f32, {tokens, 2});
     auto const before = rows.bytes();
-    gather({x, {}, p.plan, false, rows, {}}, cpu_stream());
+    gather({x, {}, p.plan, false, rows, {}}, target());
     EXPECT_EQ(rows.bytes(), before);
-    combine({quantized_view::plain(rows), p.plan, true, y}, cpu_stream());
-    slot_weight_gradient({rows, rows, {}, {}, p.plan, d}, cpu_stream());
+    combine({quantized_view::plain(rows), p.plan, true, y}, target());
+    slot_weight_gradient({rows, rows, {}, {}, p.plan, d}, target());
     for (double const value : y.numbers()) EXPECT_EQ(value, 0.0);
     for (double const value : d.numbers()) EXPECT_EQ(value, 0.0);
   }
@@ -328,7 +328,7 @@ TEST(slot_weight_gradient, is_a_row_dot_exact_on_integers) {
         for_each_implementation(
             slot_weight_gradient_args{left, right, bias_rows, bias, p.plan, d},
             [&](slot_weight_gradient_args const& args) {
-              slot_weight_gradient(args, cpu_stream());
+              slot_weight_gradient(args, target());
               for (index_t slot = 0; slot < 69; ++slot) {
                 index_t const row = p.rows.slot_to_row[place(slot)];
                 double expected = 0.0;
@@ -353,7 +353,7 @@ TEST(slot_weight_gradient, random_numbers_within_the_bound_of_a_dot_product) {
   left.fill_uniform(1);
   right.fill_uniform(2);
   test_tensor const d(dtype::f32, {23, 3});
-  slot_weight_gradient({left, right, {}, {}, p.plan, d}, cpu_stream());
+  slot_weight_gradient({left, right, {}, {}, p.plan, d}, target());
   for (index_t slot = 0; slot < 69; ++slot) {
     index_t const row = p.rows.slot_to_row[place(slot)];
     double expected = 0.0, size = 0.0;

@@ -1,4 +1,3 @@
-#include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"
 #include "oracle/oracle.hpp"
 #include "support/buffer.hpp"
@@ -19,6 +18,7 @@ namespace {
 using test::for_each_implementation;
 using test::random_ids;
 using test::random_source;
+using test::target;
 using test::test_tensor;
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
@@ -40,7 +40,7 @@ struct plan_call {
   plan_call(plan_case const& c, tensor_view const& ids, tensor_view const& weights = {}) {
     memory = test::make_workspace(plan_bytes(c.tokens, c.top_k, c.served()));
     scratch =
-        test::make_workspace(plan_scratch_bytes(c.tokens, c.top_k, c.served(), device::cpu()));
+        test::make_workspace(plan_scratch_bytes(c.tokens, c.top_k, c.served(), target().device));
     args.expert_ids = ids;
     args.weights = weights;
     args.experts_total = c.experts_total;
@@ -96,7 +96,7 @@ void expect_as_the_oracle(plan_case const& c, tensor_view const& ids,
       oracle::plan(ids, c.experts_total, c.first_expert, c.served(), c.capacity);
   plan_call const call(c, ids, weights);
   for_each_implementation(call.args, [&](plan_args const& args) {
-    plan(args, cpu_stream());
+    plan(args, target());
     expect_plan(args.plan, expected, weights);
   });
 }
@@ -205,24 +205,37 @@ TEST(plan, a_mask_is_a_row_of_chosen_experts) {
     plan_call call(c, {});
     call.args.expert_mask = mask;
     for_each_implementation(call.args, [&](plan_args const& args) {
-      plan(args, cpu_stream());
+      plan(args, target());
       expect_plan(args.plan, expected, {});
     });
   }
 }
 
+/// Ids that are neither an expert nor a sentinel, two of them in a call: the first is named.
+struct bad_ids {
+  static constexpr plan_case shape{4, 3, 6};
+  std::vector<index_t> numbers = random_ids(1, 12, 6);
+  test_tensor ids;
+
+  bad_ids(index_t bad, dtype type) {
+    numbers[7] = bad;
+    numbers[10] = -9;
+    ids = ids_tensor(type, shape, numbers);
+  }
+};
+
+constexpr index_t bad_values[] = {-2, 7, 2147483647, -2147483648};
+
+#ifndef MOE64_TEST_CUDA
+
 TEST(plan, other_ids_are_refused_by_slot_and_value_and_nothing_is_written) {
-  plan_case const c{4, 3, 6};
-  for (index_t const bad : {index_t{-2}, index_t{7}, index_t{2147483647}, index_t{-2147483648}}) {
+  for (index_t const bad : bad_values) {
     for (dtype const type : {dtype::int32, dtype::int64}) {
-      std::vector<index_t> numbers = random_ids(1, 12, 6);
-      numbers[7] = bad;
-      numbers[10] = -9;  // only the first is named
-      test_tensor const ids = ids_tensor(type, c, numbers);
-      plan_call const call(c, ids);
+      bad_ids const given(bad, type);
+      plan_call const call(bad_ids::shape, given.ids);
       auto const before = call.memory.bytes();
       for_each_implementation(call.args, [&](plan_args const& args) {
-        EXPECT_MOE64_ERROR(plan(args, cpu_stream()), errc::invalid_expert, "[plan]",
+        EXPECT_MOE64_ERROR(plan(args, target()), errc::invalid_expert, "[plan]",
                            "is " + std::to_string(bad) + " at slot 7", "token 2", "k 1");
         EXPECT_EQ(call.memory.bytes(), before);
       });
@@ -231,9 +244,35 @@ TEST(plan, other_ids_are_refused_by_slot_and_value_and_nothing_is_written) {
   // Past what a double or an int32 could tell.
   test_tensor ids(dtype::int64, {4, 3});
   ids.fill_integers(1, 0, 5).set_code(0x0000000100000003U, 3, 2);
-  plan_call const call(c, ids);
-  EXPECT_MOE64_ERROR(plan(call.args, cpu_stream()), errc::invalid_expert, "4294967299", "slot 11");
+  plan_call const call(bad_ids::shape, ids);
+  EXPECT_MOE64_ERROR(plan(call.args, target()), errc::invalid_expert, "4294967299", "slot 11");
 }
+
+#else
+
+TEST(plan, other_ids_are_counted_and_get_no_row) {
+  for (index_t const bad : bad_values) {
+    for (dtype const type : {dtype::int32, dtype::int64}) {
+      bad_ids const given(bad, type);
+      std::vector<index_t> skipped = given.numbers;
+      skipped[7] = skipped[10] = -1;
+      oracle::planned const expected =
+          oracle::plan(ids_tensor(type, bad_ids::shape, skipped), 6, 0, 6, -1);
+      plan_call const call(bad_ids::shape, given.ids);
+      for_each_implementation(call.args, [&](plan_args const& args) {
+        plan(args, target());
+        EXPECT_EQ(integers(args.plan.expert_begin, 7), expected.expert_begin);
+        EXPECT_EQ(integers(args.plan.slot_to_row, 12), expected.slot_to_row);
+        EXPECT_EQ(
+            integers(args.plan.status, plan_status::count),
+            (std::vector<index_t>{expected.expert_begin.back(), expected.skipped - 2, 0, 0, 2, 7}));
+        for (index_t const slot : {7, 10}) EXPECT_EQ(oracle::at(args.plan.slot_weight, slot), 0.0);
+      });
+    }
+  }
+}
+
+#endif
 
 TEST(plan, wrong_operands_are_refused) {
   plan_case const c{4, 2, 6};
@@ -242,7 +281,7 @@ TEST(plan, wrong_operands_are_refused) {
     plan_call call(c, ids);
     change(call.args);
     auto const before = call.memory.bytes();
-    EXPECT_MOE64_ERROR(plan(call.args, cpu_stream()), code, "[plan]", parts...);
+    EXPECT_MOE64_ERROR(plan(call.args, target()), code, "[plan]", parts...);
     EXPECT_EQ(call.memory.bytes(), before);
   };
   refused(
@@ -294,7 +333,7 @@ TEST(plan_bytes, is_exact_and_refuses_what_does_not_fit) {
   EXPECT_MOE64_ERROR(plan_bytes(huge, 1, 4), errc::size_overflow);
   EXPECT_MOE64_ERROR(plan_bytes(1, 1, std::numeric_limits<index_t>::max()), errc::size_overflow);
   EXPECT_MOE64_ERROR(plan_bytes(-1, 1, 4), errc::invalid_argument, "-1");
-  EXPECT_MOE64_ERROR(plan_scratch_bytes(huge, 2, 4, device::cpu()), errc::size_overflow);
+  EXPECT_MOE64_ERROR(plan_scratch_bytes(huge, 2, 4, target().device), errc::size_overflow);
 }
 
 }  // namespace

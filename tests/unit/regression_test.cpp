@@ -1,5 +1,4 @@
 // One test per mistake that the other tests could not see. Each is named after the mistake.
-#include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"
 #include "support/buffer.hpp"
 #include "support/error_matcher.hpp"
@@ -47,7 +46,7 @@ TEST(regression, sums_of_codes_not_promoted) {
                         .y = y},
       [&](grouped_gemm_args const& args) {
         y.poison();
-        grouped_gemm(args, cpu_stream());
+        grouped_gemm(args, target());
         EXPECT_EQ(y.code(0, 0), std::bit_cast<std::uint32_t>(promoted()));
       });
 }
@@ -72,7 +71,7 @@ TEST(regression, a_nan_code_stays_nan_under_a_scale_of_zero) {
                                             .y = y},
                           [&](grouped_gemm_args const& args) {
                             y.poison();
-                            grouped_gemm(args, cpu_stream());
+                            grouped_gemm(args, target());
                             for (index_t n = 0; n < outs; ++n) {
                               float const sum =
                                   std::bit_cast<float>(static_cast<std::uint32_t>(y.code(0, n)));
@@ -99,22 +98,22 @@ class small_calls {
       changed(operand);
       return operand;
     };
-    stream const cpu = cpu_stream();
+    target_stream const where = target();
     routing_plan const& plan = routing_.plan;
-    call("dequantize out", [&] { dequantize({.q = plain(rows_), .out = with(y_)}, cpu); });
+    call("dequantize out", [&] { dequantize({.q = plain(rows_), .out = with(y_)}, where); });
     call("quantize values", [&] {
       quantize({.x = x_, .layout = granularity::row(), .values = with(codes_), .scales = scales_},
-               cpu);
+               where);
     });
     call("quantize scales", [&] {
       quantize({.x = x_, .layout = granularity::row(), .values = codes_, .scales = with(scales_)},
-               cpu);
+               where);
     });
-    call("gather rows", [&] { gather({.x = x_, .plan = plan, .rows = with(rows_)}, cpu); });
+    call("gather rows", [&] { gather({.x = x_, .plan = plan, .rows = with(rows_)}, where); });
     call("combine y",
-         [&] { combine({.rows = plain(rows_), .plan = plan, .y = with(token_out_)}, cpu); });
+         [&] { combine({.rows = plain(rows_), .plan = plan, .y = with(token_out_)}, where); });
     call("activate out",
-         [&] { activate({.activation = {}, .gate = rows_, .up = rows_, .out = with(y_)}, cpu); });
+         [&] { activate({.activation = {}, .gate = rows_, .up = rows_, .out = with(y_)}, where); });
     call("activate_backward d_up", [&] {
       activate_backward({.activation = {},
                          .gate = rows_,
@@ -122,50 +121,51 @@ class small_calls {
                          .d_out = rows_,
                          .d_gate = y_,
                          .d_up = with(more_)},
-                        cpu);
+                        where);
     });
     call("grouped_gemm y", [&] {
       grouped_gemm({.x = plain(rows_),
                     .weights = weight_stack::single(plain(weights_)),
                     .expert_begin = plan.expert_begin,
                     .y = with(y_)},
-                   cpu);
+                   where);
     });
     call("grouped_gemm_wgrad d_weights", [&] {
       grouped_gemm_wgrad({.dy = rows_,
                           .x = y_,
                           .expert_begin = plan.expert_begin,
                           .d_weights = {with(d_weights_), {}}},
-                         cpu);
+                         where);
     });
     call("slot_weight_gradient d_weights", [&] {
       slot_weight_gradient(
-          {.left = rows_, .right = y_, .plan = plan, .d_weights = with(slot_gradient_)}, cpu);
+          {.left = rows_, .right = y_, .plan = plan, .d_weights = with(slot_gradient_)}, where);
     });
-    call("route weights",
-         [&] { route({.logits = x_, .expert_ids = ids_, .weights = with(slot_gradient_)}, cpu); });
+    call("route weights", [&] {
+      route({.logits = x_, .expert_ids = ids_, .weights = with(slot_gradient_)}, where);
+    });
     call("route_backward d_logits", [&] {
       route_backward({.logits = x_,
                       .expert_ids = routing_.ids,
                       .d_weights = slot_gradient_,
                       .d_logits = with(token_out_)},
-                     cpu);
+                     where);
     });
     if (!inputs) return;
-    call("gather x", [&] { gather({.x = with(x_), .plan = plan, .rows = rows_}, cpu); });
+    call("gather x", [&] { gather({.x = with(x_), .plan = plan, .rows = rows_}, where); });
     call("combine rows",
-         [&] { combine({.rows = plain(with(rows_)), .plan = plan, .y = token_out_}, cpu); });
+         [&] { combine({.rows = plain(with(rows_)), .plan = plan, .y = token_out_}, where); });
     call("grouped_gemm weights", [&] {
       grouped_gemm({.x = plain(rows_),
                     .weights = weight_stack::single(plain(with(weights_))),
                     .expert_begin = plan.expert_begin,
                     .y = y_},
-                   cpu);
+                   where);
     });
     call("slot_to_row of plan", [&] {
       routing_plan changed_plan = plan;
       changed(changed_plan.slot_to_row);
-      combine({.rows = plain(rows_), .plan = changed_plan, .y = token_out_}, cpu);
+      combine({.rows = plain(rows_), .plan = changed_plan, .y = token_out_}, where);
     });
   }
 

@@ -1,4 +1,3 @@
-#include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"
 #include "oracle/oracle.hpp"
 #include "support/buffer.hpp"
@@ -19,6 +18,7 @@ namespace {
 using test::difference;
 using test::for_each_implementation;
 using test::random_source;
+using test::target;
 using test::test_tensor;
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
@@ -45,7 +45,7 @@ void expect_as_the_oracle(tensor_view const& logits, tensor_view const& bias,
   test_tensor const weights(dtype::f32, {logits.extent[0], top_k});
   for_each_implementation(
       route_args{logits, bias, options, ids, weights}, [&](route_args const& args) {
-        route(args, cpu_stream());
+        route(args, target());
         EXPECT_EQ(difference(ids.numbers(), as_doubles(expected.ids)), "");
         std::vector<double> bound;
         for (double const weight : expected.weights) {
@@ -112,10 +112,10 @@ TEST(route, a_group_of_one_strong_expert_beats_only_by_max) {
   logits.fill([&](index_t, index_t e, index_t) { return values[static_cast<std::size_t>(e)]; });
   test_tensor const ids(dtype::int64, {1, 1}), weights(dtype::f32, {1, 1});
   route_options options{scoring::softmax_of_selected, false, 1.0F, 2, 1, group_score::max};
-  route({logits, {}, options, ids, weights}, cpu_stream());
+  route({logits, {}, options, ids, weights}, target());
   EXPECT_EQ(ids.get(0, 0), 0.0);
   options.group_by = group_score::top2_sum;
-  route({logits, {}, options, ids, weights}, cpu_stream());
+  route({logits, {}, options, ids, weights}, target());
   EXPECT_EQ(ids.get(0, 0), 2.0);
 }
 
@@ -149,7 +149,7 @@ TEST(route, ties_go_to_the_lower_id) {
   });
   for (scoring const score : every_scoring) {
     test_tensor const ids(dtype::int64, {3, 4}), weights(dtype::f32, {3, 4});
-    route({logits, {}, {score, false, 1.0F, 1, 1, {}}, ids, weights}, cpu_stream());
+    route({logits, {}, {score, false, 1.0F, 1, 1, {}}, ids, weights}, target());
     EXPECT_EQ(ids.numbers(), (std::vector<double>{0, 1, 2, 3, 5, 6, 7, 0, 1, 3, 5, 7}));
     expect_as_the_oracle(logits, {}, {score, true, 1.0F, 4, 2, group_score::max}, 3);
     expect_as_the_oracle(logits, {}, {score, true, 1.0F, 4, 2, group_score::top2_sum}, 3);
@@ -195,18 +195,18 @@ TEST(route, strided_operands_and_no_tokens) {
       [](index_t t, index_t e, index_t) { return static_cast<double>((7 * e + 3 * t) % 10); });
   test_tensor const ids(dtype::int32, {6, 3}, {5, 1}), weights(dtype::f32, {6, 3}, {1, 9});
   route_options const options{scoring::softmax, true, 1.0F, 1, 1, {}};
-  route({logits, {}, options, ids, weights}, cpu_stream());
+  route({logits, {}, options, ids, weights}, target());
   EXPECT_EQ(ids.numbers(), as_doubles(oracle::route(logits, {}, options, 3).ids));
   test_tensor const none(dtype::f32, {0, 10}), no_ids(dtype::int32, {0, 3}),
       no_weights(dtype::f32, {0, 3});
-  EXPECT_NO_THROW(route({none, {}, options, no_ids, no_weights}, cpu_stream()));
+  EXPECT_NO_THROW(route({none, {}, options, no_ids, no_weights}, target()));
 }
 
 TEST(route, renormalised_weights_sum_to_the_scaling) {
   test_tensor const logits = distinct_logits(dtype::f32, 30, 32, 3);
   for (scoring const score : every_scoring) {
     test_tensor const ids(dtype::int64, {30, 6}), weights(dtype::f32, {30, 6});
-    route({logits, {}, {score, true, 2.5F, 1, 1, {}}, ids, weights}, cpu_stream());
+    route({logits, {}, {score, true, 2.5F, 1, 1, {}}, ids, weights}, target());
     for (index_t token = 0; token < 30; ++token) {
       double sum = 0.0;
       for (index_t k = 0; k < 6; ++k) sum += weights.get(token, k);
@@ -219,8 +219,7 @@ TEST(route, impossible_choices_are_refused) {
   test_tensor const logits = distinct_logits(dtype::f32, 2, 12, 1);
   test_tensor const ids(dtype::int64, {2, 5}), weights(dtype::f32, {2, 5});
   auto const call = [&](index_t groups, index_t kept) {
-    route({logits, {}, {scoring::softmax, false, 1.0F, groups, kept, {}}, ids, weights},
-          cpu_stream());
+    route({logits, {}, {scoring::softmax, false, 1.0F, groups, kept, {}}, ids, weights}, target());
   };
   auto const before = ids.bytes();
   EXPECT_MOE64_ERROR(call(5, 1), errc::invalid_argument, "[route]", "12", "5");
@@ -241,7 +240,7 @@ void expect_gradient_as_the_oracle(tensor_view const& logits, route_options cons
   for_each_implementation(
       route_backward_args{logits, options, ids, d_weights, d_logits},
       [&](route_backward_args const& args) {
-        route_backward(args, cpu_stream());
+        route_backward(args, target());
         // Terms cancel, so the bound is absolute: |d_weights| <= 1 and scores <= 1, about
         // experts + 30 roundings, then the rounding of the output (8 bits at least).
         double const steps = static_cast<double>(logits.extent[1]) + 30.0;
@@ -289,7 +288,7 @@ TEST(route_backward, a_token_without_experts_has_no_gradient) {
   ids.fill([](index_t, index_t k, index_t) { return k == 0 ? -1.0 : 4.0; });
   for (scoring const score : every_scoring) {
     test_tensor const d_logits(dtype::f32, {2, 4});
-    route_backward({logits, {score, true, 1.0F, 1, 1, {}}, ids, d_weights, d_logits}, cpu_stream());
+    route_backward({logits, {score, true, 1.0F, 1, 1, {}}, ids, d_weights, d_logits}, target());
     for (double const value : d_logits.numbers()) EXPECT_EQ(value, 0.0);
   }
 }
@@ -302,8 +301,16 @@ TEST(route_backward, other_ids_are_refused_before_anything_is_written) {
   for (double const bad : {-2.0, 5.0, 1e9}) {
     test_tensor ids(dtype::int64, {3, 2});
     ids.fill_integers(1, 0, 3).set(bad, 2, 1);
+    if constexpr (test::on_cuda) {
+      route_backward({logits, {}, ids, d_weights, d_logits}, target());
+      test_tensor const without(dtype::f32, {3, 4});
+      ids.set(-1.0, 2, 1);
+      route_backward({logits, {}, ids, d_weights, without}, target());
+      EXPECT_EQ(d_logits.bytes(), without.bytes()) << "they are skipped like sentinels";
+      continue;
+    }
     auto const before = d_logits.bytes();
-    EXPECT_MOE64_ERROR(route_backward({logits, {}, ids, d_weights, d_logits}, cpu_stream()),
+    EXPECT_MOE64_ERROR(route_backward({logits, {}, ids, d_weights, d_logits}, target()),
                        errc::invalid_expert, "[route_backward]",
                        std::to_string(static_cast<index_t>(bad)), "token 2", "k 1");
     EXPECT_EQ(d_logits.bytes(), before);

@@ -2,12 +2,10 @@
 // dequantize, gather and combine are specified to the last bit, so all agree; slot_weight_gradient
 // and the activations are the same at every vector width. Odd lengths, rows that begin anywhere,
 // numbers of every kind, and outputs that are large enough to be streamed past the caches.
-#include "moe64/cpu.hpp"
-#include "moe64/explain.hpp"
-#include "moe64/ops.hpp"
 #include "support/buffer.hpp"
 #include "support/random.hpp"
 #include "support/routing.hpp"
+#include "support/target.hpp"
 
 #include <gtest/gtest.h>
 
@@ -27,15 +25,17 @@ constexpr dtype float_types[] = {dtype::f32, dtype::bf16, dtype::f16};
 constexpr dtype code_types[] = {dtype::e4m3, dtype::e5m2, dtype::int8, dtype::int4, dtype::fp4};
 constexpr index_t odd_lengths[] = {1, 7, 16, 33, 130, 517, 1030};
 
-void call(quantize_args const& args, stream where) { quantize(args, where); }
-void call(dequantize_args const& args, stream where) { dequantize(args, where); }
-void call(gather_args const& args, stream where) { gather(args, where); }
-void call(combine_args const& args, stream where) { combine(args, where); }
-void call(slot_weight_gradient_args const& args, stream where) {
+void call(quantize_args const& args, test::target_stream where) { quantize(args, where); }
+void call(dequantize_args const& args, test::target_stream where) { dequantize(args, where); }
+void call(gather_args const& args, test::target_stream where) { gather(args, where); }
+void call(combine_args const& args, test::target_stream where) { combine(args, where); }
+void call(slot_weight_gradient_args const& args, test::target_stream where) {
   slot_weight_gradient(args, where);
 }
-void call(activate_args const& args, stream where) { activate(args, where); }
-void call(activate_backward_args const& args, stream where) { activate_backward(args, where); }
+void call(activate_args const& args, test::target_stream where) { activate(args, where); }
+void call(activate_backward_args const& args, test::target_stream where) {
+  activate_backward(args, where);
+}
 
 /// Bytes of a tensor; NaN has many codes, which arithmetic may exchange: where wanted they become
 /// one.
@@ -53,18 +53,34 @@ std::vector<std::uint8_t> bytes_of(test_tensor& tensor, bool nan_is_nan) {
 /// any.
 enum class agreement { all, widths, widths_without_nan };
 
-/// The implementations write the same bytes to all outputs, on one thread and on three. (That they
-/// write nothing around them is for the destructor of an output to see.)
+/// On the CPU: one thread and three.
+std::vector<test::target_stream> places() {
+#ifdef MOE64_TEST_CUDA
+  return {test::target()};
+#else
+  static cpu_pool pool(3);
+  return {cpu_stream(), cpu_stream(&pool)};
+#endif
+}
+
+/// How many runs of how many implementations there are at least to compare.
+int expected_runs(agreement among) {
+  if constexpr (test::on_cuda) return 1;
+  return among == agreement::all ? 4 : 2;
+}
+
+/// The implementations write the same bytes to all outputs wherever they run. (That they write
+/// nothing around them is for the destructor of an output to see.)
 template <class Args>
 void expect_agreement(Args args, std::vector<test_tensor*> const& outputs, agreement among) {
-  static cpu_pool pool(3);
   std::vector<std::vector<std::uint8_t>> first(outputs.size());
   std::string first_name;
   int seen = 0;
-  for (implementation_report const& report : explain(args, cpu_stream())) {
-    if (!report.answer || (among != agreement::all && report.name == "reference")) continue;
+  for (implementation_report const& report : explain(args, test::target())) {
+    if (!report.answer) continue;
+    if (!test::on_cuda && among != agreement::all && report.name == "reference") continue;
     args.implementation = report.name;
-    for (stream const where : {cpu_stream(), cpu_stream(&pool)}) {
+    for (test::target_stream const where : places()) {
       for (test_tensor* const output : outputs) output->poison();
       call(args, where);
       for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -75,7 +91,7 @@ void expect_agreement(Args args, std::vector<test_tensor*> const& outputs, agree
       if (seen++ == 0) first_name = report.name;
     }
   }
-  EXPECT_GE(seen, among == agreement::all ? 4 : 2);
+  EXPECT_GE(seen, expected_runs(among));
 }
 
 /// Numbers of many sizes; a few are zeros, infinities, NaN or subnormal.
@@ -219,7 +235,7 @@ void expect_equal_activations(activation kind, dtype type, dtype other, index_t 
   if (gated) outputs.push_back(&d_up);
   expect_agreement(
       activate_backward_args{
-          {kind}, gate, second, d_out, nullptr, {}, d_gate, gated ? d_up.view() : second},
+          {kind}, gate, second, d_out, {}, {}, d_gate, gated ? d_up.view() : second},
       outputs, agreement::widths);
 }
 
@@ -268,7 +284,7 @@ TEST(width, large_outputs) {
   test_tensor d_up(dtype::f32, {rows, cols});
   expect_agreement(activate_args{{activation::relu2}, gate, {}, {}, y}, {&y},
                    agreement::widths_without_nan);
-  expect_agreement(activate_backward_args{{}, gate, moved, gate, nullptr, {}, y, d_up}, {&y, &d_up},
+  expect_agreement(activate_backward_args{{}, gate, moved, gate, {}, {}, y, d_up}, {&y, &d_up},
                    agreement::widths_without_nan);
 }
 

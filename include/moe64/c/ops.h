@@ -185,9 +185,12 @@ typedef struct moe64_gather_args {
   moe64_routing_plan plan;
   uint8_t weighted;  ///< flag: times the slot's weight; f32, bf16, f16 only
   uint8_t reserved[7];
-  moe64_tensor rows;        ///< out: [capacity, hidden], type of x
-  moe64_tensor row_scales;  ///< out: [capacity, grid_cols], type of scales
+  moe64_tensor rows;        ///< out: [capacity, hidden], type of x; codes with `quantized`
+  moe64_tensor row_scales;  ///< out: [capacity, grid_cols], type of scales; a scale type with
+                            ///< `quantized`
   const char* implementation;
+  moe64_granularity quantized;  ///< row or group: quantise the rows on the way, to the bits of
+                                ///< moe64_gather and moe64_quantize; kind none (default): do not
 } moe64_gather_args;
 
 static inline moe64_gather_args moe64_gather_args_init(void) {
@@ -338,8 +341,12 @@ typedef struct moe64_activate_args {
   moe64_tensor gate;       ///< [rows, inter] f32, bf16, f16: the only input when not gated
   moe64_tensor up;         ///< [rows, inter] like gate, or absent when not gated
   moe64_tensor live_rows;  ///< [1] int64 or absent
-  moe64_tensor out;        ///< out: [rows, inter] f32, bf16, f16
+  moe64_tensor out;        ///< out: [rows, inter] f32, bf16, f16; codes with `quantized`
   const char* implementation;
+  moe64_tensor scales;          ///< out: [rows, grid_cols] with `quantized`, absent without
+  moe64_granularity quantized;  ///< row or group: quantise the result on the way, to the bits of
+                                ///< moe64_activate to gate's type and moe64_quantize; kind none
+                                ///< (default): do not
 } moe64_activate_args;
 
 static inline moe64_activate_args moe64_activate_args_init(void) {

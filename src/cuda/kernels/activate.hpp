@@ -32,10 +32,8 @@ inline constexpr int activate_threads = 256;
 [[nodiscard]] kernel<activate_backward_parameters> activate_backward_reference_kernel(
     activation kind);
 
-/// Columns and rows that a block of the kernels below takes at a time.
-inline constexpr int activate_tile_cols = 256;
-inline constexpr int activate_tile_rows = 16;
-inline constexpr int activate_backward_tile_rows = 8;
+/// Rows of which a thread of activate_vectors_kernel takes eight columns at a time.
+inline constexpr int activate_rows_each = 2;
 
 /// Eight numbers per thread at a time; all operands bf16 or all f16, columns adjacent, eight of
 /// them aligned to 16 bytes, their number a multiple of 8.

@@ -1,15 +1,11 @@
 #include "cuda/kernels/activate.hpp"
 #include "cuda/kernels/activation.cuh"
+#include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/scale.cuh"
 #include "cuda/kernels/vector8.cuh"
 
 namespace moe64::cuda {
 namespace {
-
-constexpr int warps = activate_threads / 32;
-constexpr int rows_each = activate_tile_rows / warps;
-static_assert(activate_tile_cols == 32 * 8 && rows_each * warps == activate_tile_rows);
-static_assert(activate_backward_tile_rows == warps);
 
 /// Where the eight numbers at (row, col) lie.
 template <dtype Type>
@@ -18,40 +14,44 @@ __device__ std::uint8_t* eight_at(tensor_view const& matrix, index_t row, index_
          (offset_of(matrix, row) + col) * (bits(Type) / 8);
 }
 
-/// visit(row, col) for the eight numbers of this thread in every tile of `tile_rows` rows, one row
-/// after the other per warp; the lanes of a warp stay together, behind the last column too.
+/// visit(row, col, exists) for every eight columns of every `rows_each`-th row, by all threads of
+/// the grid; the lanes of a warp stay together, behind the last one too.
 template <class Visit>
-__device__ void for_each_tile(index_t rows, index_t inter, index_t tile_rows, Visit const& visit) {
-  index_t const across = ceil_div(inter, activate_tile_cols);
-  index_t const tiles = ceil_div(rows, tile_rows) * across;
-  index_t const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (index_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    index_t const row = tile / across * tile_rows + warp * (tile_rows / warps);
-    visit(row, tile % across * activate_tile_cols + lane * 8);
+__device__ void for_each_eight(index_t rows, index_t inter, int rows_each, Visit const& visit) {
+  index_t const across = inter / 8, eights = ceil_div(rows, rows_each) * across;
+  index_t const step = index_t{gridDim.x} * activate_threads;
+  for (index_t first = index_t{blockIdx.x} * activate_threads; first < eights; first += step) {
+    index_t const eight = first + threadIdx.x, band = divide(eight, across);
+    visit(band * rows_each, (eight - band * across) * 8, eight < eights);
   }
 }
 
 template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(activate_threads) activate_vectors(activate_parameters const p) {
+__global__ void __launch_bounds__(activate_threads, 6)
+    activate_vectors(activate_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
   index_t const rows = count_rows(p.live_rows, p.gate.extent[0]), inter = p.gate.extent[1];
-  for_each_tile(rows, inter, activate_tile_rows, [&](index_t row, index_t col) {
+  constexpr int rows_each = activate_rows_each;
+  for_each_eight(rows, inter, rows_each, [&](index_t row, index_t col, bool exists) {
+    std::uint8_t const* const gate_at = eight_at<Type>(p.gate, row, col);
+    std::uint8_t const* const up_at = eight_at<Type>(p.up, row, col);
+    std::uint8_t* const out_at = eight_at<Type>(p.out, row, col);
+    constexpr index_t size = bits(Type) / 8;
     raw8<Type> gates[rows_each] = {}, ups[rows_each] = {};
 #pragma unroll
     for (int r = 0; r < rows_each; ++r) {
-      if (row + r >= rows || col >= inter) continue;
-      gates[r] = load8<Type>(eight_at<Type>(p.gate, row + r, col));
-      if (is_gated(Kind)) ups[r] = load8<Type>(eight_at<Type>(p.up, row + r, col));
+      if (row + r >= rows || !exists) continue;
+      gates[r] = load8<Type>(gate_at + r * p.gate.stride[0] * size);
+      if (is_gated(Kind)) ups[r] = load8<Type>(up_at + r * p.up.stride[0] * size);
     }
 #pragma unroll
     for (int r = 0; r < rows_each; ++r) {
       float gate[8], up[8];
       decode8<Type>(gates[r], gate);
       decode8<Type>(ups[r], up);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) gate[i] = activated<Kind>(p.spec, gate[i], up[i], powers);
-      if (row + r >= rows || col >= inter) continue;
-      store8<Type>(eight_at<Type>(p.out, row + r, col), encode8<Type>(gate));
+      activate8<Kind>(p.spec, gate, up, powers);
+      if (row + r >= rows || !exists) continue;
+      store8<Type>(out_at + r * p.out.stride[0] * size, encode8<Type>(gate));
     }
   });
 }
@@ -61,10 +61,9 @@ __global__ void __launch_bounds__(activate_threads)
     activate_backward_vectors(activate_backward_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
   index_t const rows = count_rows(p.live_rows, p.gate.extent[0]), inter = p.gate.extent[1];
-  for_each_tile(rows, inter, activate_backward_tile_rows, [&](index_t row, index_t col) {
+  for_each_eight(rows, inter, 1, [&](index_t row, index_t col, bool exists) {
     raw8<Type> gates = {}, ups = {}, d_outs = {};
     float weight = 1.0F;
-    bool const exists = row < rows && col < inter;
     if (exists) {
       gates = load8<Type>(eight_at<Type>(p.gate, row, col));
       if (is_gated(Kind)) ups = load8<Type>(eight_at<Type>(p.up, row, col));

@@ -15,24 +15,28 @@ struct point {
 };
 
 /// x * sigmoid(alpha * x)
+template <bool Near>
 __device__ inline point swish(float x, float alpha, sixteenth_powers const& powers) {
   float const scaled = alpha * x;
-  sigmoid_pair const s = sigmoid_of(scaled, powers);
+  sigmoid_pair const s = sigmoid_of<Near>(scaled, powers);
   return {x * s.value, s.value * __fmaf_rn(scaled, s.rest, 1.0F)};
 }
 
+template <bool Near>
 __device__ inline point gelu(float x, sixteenth_powers const& powers) {
   constexpr float inverse_sqrt_2pi = 0.39894228040143268F;
-  normal_pair const normal = normal_of(x, powers);
+  normal_pair const normal = normal_of<Near>(x, powers);
   return {x * normal.cdf, __fmaf_rn(x, normal.bell * inverse_sqrt_2pi, normal.cdf)};
 }
 
+template <bool Near>
 __device__ inline point gelu_tanh(float x, sixteenth_powers const& powers) {
   constexpr float slope = 0.79788456080286536F;  // sqrt(2 / pi)
   constexpr float cubic = 0.044715F;
   float const square = x * x;
   // (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its digits far left of zero.
-  sigmoid_pair const s = sigmoid_of(2.0F * slope * x * __fmaf_rn(cubic, square, 1.0F), powers);
+  sigmoid_pair const s =
+      sigmoid_of<Near>(2.0F * slope * x * __fmaf_rn(cubic, square, 1.0F), powers);
   float const steepness = 2.0F * slope * __fmaf_rn(3.0F * cubic, square, 1.0F);
   // Far out the steepness overflows; there the curve is a line and bends no more.
   float const bend = s.value * s.rest;
@@ -52,13 +56,13 @@ struct factors {
   point first, second;
 };
 
-template <activation Kind>
+template <activation Kind, bool Near>
 __device__ inline factors factors_of(activation_spec const& spec, float gate, float up,
                                      sixteenth_powers const& powers) {
   if constexpr (Kind == activation::gptoss_glu || Kind == activation::clamped_silu_glu) {
     constexpr bool gptoss = Kind == activation::gptoss_glu;
     bool const gate_above = gate > spec.limit;
-    point first = swish(gate_above ? spec.limit : gate, gptoss ? spec.alpha : 1.0F, powers);
+    point first = swish<Near>(gate_above ? spec.limit : gate, gptoss ? spec.alpha : 1.0F, powers);
     if (gate_above) first.slope = 0.0F;
     bool const above = up > spec.limit, below = up < -spec.limit;
     float const bounded = above ? spec.limit : (below ? -spec.limit : up);
@@ -67,11 +71,11 @@ __device__ inline factors factors_of(activation_spec const& spec, float gate, fl
     constexpr bool gated = is_gated(Kind);
     point const second = {gated ? up : 1.0F, gated ? 1.0F : 0.0F};
     if constexpr (Kind == activation::silu_glu || Kind == activation::silu) {
-      return {swish(gate, 1.0F, powers), second};
+      return {swish<Near>(gate, 1.0F, powers), second};
     } else if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) {
-      return {gelu(gate, powers), second};
+      return {gelu<Near>(gate, powers), second};
     } else if constexpr (Kind == activation::gelu_tanh_glu) {
-      return {gelu_tanh(gate, powers), second};
+      return {gelu_tanh<Near>(gate, powers), second};
     } else {
       return {relu2(gate), second};
     }
@@ -79,10 +83,10 @@ __device__ inline factors factors_of(activation_spec const& spec, float gate, fl
 }
 
 /// activation(gate, up) before its one rounding.
-template <activation Kind>
+template <activation Kind, bool Near = false>
 __device__ inline float activated(activation_spec const& spec, float gate, float up,
                                   sixteenth_powers const& powers) {
-  factors const f = factors_of<Kind>(spec, gate, up, powers);
+  factors const f = factors_of<Kind, Near>(spec, gate, up, powers);
   return f.first.value * f.second.value;
 }
 
@@ -93,8 +97,38 @@ struct gate_up_gradient {
 template <activation Kind>
 __device__ inline gate_up_gradient gradient_of(activation_spec const& spec, float gate, float up,
                                                float d, sixteenth_powers const& powers) {
-  factors const f = factors_of<Kind>(spec, gate, up, powers);
+  factors const f = factors_of<Kind, false>(spec, gate, up, powers);
   return {d * f.second.value * f.first.slope, d * f.first.value * f.second.slope};
+}
+
+/// The largest |gate| up to which no exponential leaves its near reach.
+template <activation Kind>
+__device__ inline float near_gate(activation_spec const& spec) {
+  if constexpr (Kind == activation::gptoss_glu) return near_reach / fabsf(spec.alpha) * 0.999F;
+  if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) return 13.0F;
+  if constexpr (Kind == activation::gelu_tanh_glu) return 9.5F;
+  return near_reach;
+}
+
+/// gate[i] = activation(gate[i], up[i]) for eight numbers.
+template <activation Kind>
+__device__ inline void activate8(activation_spec const& spec, float (&gate)[8],
+                                 float const (&up)[8], sixteenth_powers const& powers) {
+  float furthest = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) furthest = fmaxf(furthest, fabsf(gate[i]));
+  auto const compute = [&](auto near) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      gate[i] = activated<Kind, near()>(spec, gate[i], up[i], powers);
+    }
+  };
+  // The lanes of a warp go the same way.
+  if (__all_sync(0xffffffffU, furthest <= near_gate<Kind>(spec))) {
+    compute(std::true_type{});
+  } else {
+    compute(std::false_type{});
+  }
 }
 
 /// visitor(constant) with the kind as a constant; of host and device.

@@ -1,4 +1,5 @@
 #include "cuda/kernels/dequantize.hpp"
+#include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/scale.cuh"
 #include "cuda/kernels/vector8.cuh"
 
@@ -37,15 +38,14 @@ __global__ void __launch_bounds__(dequantize_threads)
   index_t const tiles = p.out.extent[0] * tiles_down * tiles_across;
   index_t const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (index_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    index_t const across = tile % tiles_across, down = tile / tiles_across % tiles_down;
-    index_t const expert = tile / tiles_across / tiles_down;
-    index_t const row = down * dequantize_tile_rows + warp * rows_each;
-    index_t const col = across * dequantize_tile_cols + lane * 8;
-    auto const* const from =
-        static_cast<std::uint8_t const*>(p.values.data) +
-        (offset_of(p.values, expert, row) + col) * static_cast<index_t>(bits(Codes)) / 8;
+    index_t const band = divide(tile, tiles_across);
+    index_t const expert = p.out.extent[0] == 1 ? 0 : divide(band, tiles_down);
+    index_t const row = (band - expert * tiles_down) * dequantize_tile_rows + warp * rows_each;
+    index_t const col = (tile - band * tiles_across) * dequantize_tile_cols + lane * 8;
+    auto const* const from = static_cast<std::uint8_t const*>(p.values.data) +
+                             (offset_of(p.values, expert, row) + col) * bits(Codes) / 8;
     auto* const to = static_cast<std::uint8_t*>(p.out.data) +
-                     (offset_of(p.out, expert, row) + col) * static_cast<index_t>(bits(Out)) / 8;
+                     (offset_of(p.out, expert, row) + col) * bits(Out) / 8;
     index_t const from_row = p.values.stride[1] * bits(Codes) / 8;
     index_t const to_row = p.out.stride[1] * bits(Out) / 8;
     raw8<Codes> codes[rows_each][runs_each] = {};
@@ -58,21 +58,36 @@ __global__ void __launch_bounds__(dequantize_threads)
         }
       }
     }
+    // All scales before the first store, which the compiler moves no load across.
+    index_t grid_row = divide(row, p.block_rows), rows_left = (grid_row + 1) * p.block_rows - row;
+    bool is_next = true;
+    index_t grid_cols[runs_each];
+#pragma unroll
+    for (int n = 0; n < runs_each; ++n) grid_cols[n] = divide(col + n * run_cols, p.block_cols);
+    float scales[rows_each][runs_each] = {};
+#pragma unroll
+    for (int r = 0; r < rows_each; ++r) {
+#pragma unroll
+      for (int n = 0; n < runs_each; ++n) {
+        if (r > 0 && !is_next) {
+          scales[r][n] = scales[r - 1][n];
+        } else if (row + r < rows && col + n * run_cols < cols) {
+          scales[r][n] = load_scale(p.scales, expert, grid_row, grid_cols[n]);
+        }
+      }
+      is_next = --rows_left == 0;
+      if (is_next) {
+        ++grid_row;
+        rows_left = p.block_rows;
+      }
+    }
     global_factor const global = global_factor::of(p.global, p.global_divides, expert);
-    index_t const first_grid_row = row / p.block_rows;
-    bool const one_grid_row = row + rows_each <= (first_grid_row + 1) * p.block_rows;
 #pragma unroll
     for (int n = 0; n < runs_each; ++n) {
-      if (col + n * run_cols >= cols) continue;
-      index_t const grid_col = (col + n * run_cols) / p.block_cols;
-      float scale = global.applied_to(load_scale(p.scales, expert, first_grid_row, grid_col));
 #pragma unroll
       for (int r = 0; r < rows_each; ++r) {
-        if (row + r >= rows) continue;
-        if (r > 0 && !one_grid_row) {
-          scale =
-              global.applied_to(load_scale(p.scales, expert, (row + r) / p.block_rows, grid_col));
-        }
+        if (row + r >= rows || col + n * run_cols >= cols) continue;
+        float const scale = global.applied_to(scales[r][n]);
         float numbers[8];
         decode8<Codes>(codes[r][n], numbers);
 #pragma unroll

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/number.cuh"
+#include "cuda/kernels/small.cuh"
 
 /// The tiles of all experts of a grouped GEMM numbered in one row, on the device: no block knows
 /// more than expert_begin, and the host knows nothing of it.
@@ -45,8 +46,7 @@ class expert_tiles {
       : cut_(cut), before_(before), chunk_(ceil_div(cut.experts(), most_chunks)) {
     if (chunk_ == 0) chunk_ = 1;
     index_t const experts = cut_.experts();
-    for (int c = static_cast<int>(threadIdx.x); c < most_chunks;
-         c += static_cast<int>(blockDim.x)) {
+    for (int c = thread_number(); c < most_chunks; c += block_threads()) {
       index_t sum = 0;
       for (index_t e = c * chunk_; e < (c + 1) * chunk_ && e < experts; ++e) sum += cut_.tiles(e);
       before_[c + 1] = sum;
@@ -107,7 +107,7 @@ class expert_tiles {
       index_t const sum = scan(tiles);
       unsigned const found = __ballot_sync(~0U, number < sum);
       if (found != 0) {
-        int const lane = __ffs(static_cast<int>(found)) - 1;
+        int const lane = __clz(__brev(found));
         expert += lane;
         number -= shuffle(sum - tiles, lane);
         return;

@@ -51,10 +51,15 @@ struct sixteenth_powers {
   }
 };
 
-/// exp(x) for x <= 0, to 1 unit in the last place, subnormal results included.
+/// Down to here exp is a normal number by a margin, and its exponent can be put in as bits.
+inline constexpr float near_reach = 86.0F;
+
+/// exp(x) for x <= 0, to 1 unit in the last place, subnormal results included. With `Near` x is at
+/// least -near_reach or NaN: the same bits with less work.
+template <bool Near>
 __device__ inline float exp_of_negative(float x, sixteenth_powers const& powers) {
   constexpr float shifter = 0x1.8p19F;
-  x = at_least(x, -104.0F);  // below this everything rounds to zero
+  if (!Near) x = at_least(x, -104.0F);  // below this everything rounds to zero
   // x = n ln(2) + r with n in sixteenths; `shifted` has the sixteenths in its lowest bits.
   float const shifted = __fmaf_rn(x, 0x1.715476p+0F, shifter);
   float const n = shifted - shifter;
@@ -64,20 +69,26 @@ __device__ inline float exp_of_negative(float x, sixteenth_powers const& powers)
   float const tail = __fmaf_rn(r * r, q, r);
   std::uint32_t const place = __float_as_uint(shifted);
   float const fraction = powers[place];
-  // Times 2^floor(n), in two steps of which only the second can round: n may be below -126.
   int const whole = static_cast<int>(place << 19 & 0xff800000U);  // narrow-ok: floor(n) << 23
-  int const first = max(whole, -100 * (1 << 23));
-  constexpr int one = 127 << 23;
-  float const scaled = __fmaf_rn(fraction, tail, fraction) * __int_as_float(first + one);
-  return scaled * __int_as_float(whole - first + one);
+  if constexpr (Near) {
+    float const scaled = __int_as_float(__float_as_int(fraction) + whole);
+    return __fmaf_rn(scaled, tail, scaled);
+  } else {
+    // Times 2^floor(n), in two steps of which only the second can round: n may be below -126.
+    int const first = max(whole, -100 * (1 << 23));
+    constexpr int one = 127 << 23;
+    float const scaled = __fmaf_rn(fraction, tail, fraction) * __int_as_float(first + one);
+    return scaled * __int_as_float(whole - first + one);
+  }
 }
 
 /// 1 / (1 + exp(-x)) and what it lacks to 1.
 struct sigmoid_pair {
   float value, rest;
 };
+template <bool Near>
 __device__ inline sigmoid_pair sigmoid_of(float x, sixteenth_powers const& powers) {
-  float const e = exp_of_negative(-fabsf(x), powers);
+  float const e = exp_of_negative<Near>(-fabsf(x), powers);
   float const upper = reciprocal(1.0F + e);
   float const lower = e * upper;
   bool const is_negative = x < 0.0F;
@@ -88,11 +99,12 @@ __device__ inline sigmoid_pair sigmoid_of(float x, sixteenth_powers const& power
 struct normal_pair {
   float cdf, bell;
 };
+template <bool Near>
 __device__ inline normal_pair normal_of(float x, sixteenth_powers const& powers) {
-  float const t = at_most(fabsf(x), 15.0F);
+  float const t = Near ? fabsf(x) : at_most(fabsf(x), 15.0F);
   float const square = t * t;
   float const lost = __fmaf_rn(t, t, -square);
-  float const rounded = exp_of_negative(square * -0.5F, powers);
+  float const rounded = exp_of_negative<Near>(square * -0.5F, powers);
   float const bell = __fmaf_rn(rounded, lost * -0.5F, rounded);
   float const u = quotient(t - 4.0F, t + 4.0F, reciprocal(t + 4.0F));
   constexpr float coefficients[] = {

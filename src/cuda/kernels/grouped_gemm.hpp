@@ -32,7 +32,7 @@ struct grouped_gemm_parameters {
 /// Any legal call, a tile of 16 x 16 outputs per block at a time, f32 sums in the order of the
 /// portable CPU implementations.
 [[nodiscard]] kernel<grouped_gemm_parameters> grouped_gemm_reference_kernel();
-inline constexpr index_t gemm_reference_tile = 16;
+inline constexpr int gemm_reference_tile = 16;
 
 struct grouped_gemm_wgrad_parameters {
   tensor_view dy;            ///< [capacity, parts * part_rows]

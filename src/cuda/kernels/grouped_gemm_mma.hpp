@@ -34,6 +34,7 @@ struct mma_scale_grid {
   dtype type;
   bool global_divides;
   int scales_n, scales_k;
+  int log_scales_n;          ///< scales_n is a power of two
   int shift_n, shift_k;      ///< log2 of the numbers that share a scale within a stage
   index_t stages_per_scale;  ///< stages along k that share a scale, when scales_k is 1
   index_t tiles_per_scale;   ///< tiles along n that share a scale, when scales_n is 1
@@ -62,16 +63,27 @@ struct mma_shape {
   index_t blocks_each;  ///< blocks that a multiprocessor of sm_90 holds
 };
 
+/// What weights are.
+enum class codes_kind {
+  none,     ///< numbers of the type of x
+  even,     ///< codes, each 16 contiguous ones of one scale, whole stages of them along k
+  e4m3,     ///< the same, e4m3
+  careful,  ///< any codes; always with tiles of 32 rows
+};
+
 /// Which of the kernels a call needs.
 struct mma_variant {
   bool bf16;  ///< type of x; otherwise f16
   bool deep;  ///< k is contiguous in the weights; otherwise n
-  bool quantized;
+  codes_kind codes;
 };
 
-enum class mma_size { few, some, many };  ///< rows of a tile: 16, 64, 128
+/// Rows of a tile: 16, 64, and 128 of plain weights or 256 of codes.
+enum class mma_size { few, some, many };
+/// Outputs of a tile of codes, whatever its rows.
+inline constexpr index_t mma_code_outs = 128;
 
-[[nodiscard]] mma_shape grouped_gemm_mma_shape(mma_size size, bool quantized);
+[[nodiscard]] mma_shape grouped_gemm_mma_shape(mma_size size, codes_kind codes);
 [[nodiscard]] kernel<grouped_gemm_mma_parameters> grouped_gemm_mma_kernel(mma_size size,
                                                                           mma_variant const& of);
 /// d_weights of bf16 or f16 operands; shape as of plain weights, not `few`.

@@ -9,7 +9,7 @@ namespace moe64::cuda {
 template <class Pair, class Shape>
 class low_rank_product {
  public:
-  using sums = warp_sums<Shape::row_fragments, Shape::out_fragments>;
+  using sums = warp_sums<Shape::row_fragments, Shape::out_fragments, Shape::warps_along_rows>;
 
   __device__ low_rank_product(grouped_gemm_mma_parameters const& p, gemm_place const& place,
                               warp_place<Shape> const& warp)
@@ -30,14 +30,14 @@ class low_rank_product {
 
  private:
   __device__ void add(index_t k, sums& out) const {
-    int const lane = static_cast<int>(threadIdx.x) % 32;
+    int const lane = lane_number();
     index_t const first = k + lane % 4 * 2;
     std::uint32_t a[Shape::row_fragments][4];
 #pragma unroll
     for (int r = 0; r < Shape::row_fragments; ++r) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        a[r][i] = left(16 * r + lane / 4 + i % 2 * 8, first + i / 2 * 8);
+        a[r][i] = left(16 * Shape::warps_along_rows * r + lane / 4 + i % 2 * 8, first + i / 2 * 8);
       }
     }
     // f32 weights are sums of three bf16 numbers, which is exact.
@@ -94,94 +94,122 @@ __device__ void store_tile(grouped_gemm_mma_parameters const& p, gemm_place cons
       return n < p.n_part ? load_float(bias, offset_of(bias, place.at.expert, n)) : 0.0F;
     });
   }
-  pair_output const y(p.y);
-  sums.each_pair([&](int row, int out, float first, float second) {
-    index_t const n = n_begin + out;
-    if (warp.row + row >= place.at.rows || n >= p.n_part) return;
-    y.write(place.at.row_begin + warp.row + row, place.part * p.n_part + n, first, second,
-            n + 1 < p.n_part);
-  });
+  // Columns of this part only.
+  index_t const first = place.part * p.n_part;
+  sums_output const y(p.y, place.at.row_begin + place.at.rows, first + p.n_part);
+  y.write(sums, place.at.row_begin + warp.row, first + n_begin);
 }
 
-template <class Pair, class Shape, bool Deep, bool Quantized, int BlocksEach>
-__global__ void __launch_bounds__(Shape::threads, BlocksEach)
+template <class Pair, class Shape, bool Deep, codes_kind Codes>
+__global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
     grouped_gemm_mma(__grid_constant__ grouped_gemm_mma_parameters const p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   __shared__ expert_tiles::memory tile_sums;
+  constexpr bool quantized = Codes != codes_kind::none;
   constexpr int stages = Shape::stages;
-  constexpr int stage_bytes = Shape::stage_bytes(Quantized);
+  constexpr int stage_bytes = Shape::stage_bytes(quantized);
   tile_cut const cut = {p.expert_begin, p.y.extent[0], Shape::rows,
                         p.n_parts * ceil_div(p.n_part, index_t{Shape::outs})};
   expert_tiles const tiles(cut, tile_sums);
-  gemm_copies<Shape, Deep, Quantized> copies(p, tiles, shared);
-  for (int i = 0; i < stages - 1; ++i) copies.issue();
+  gemm_copies<Shape, Deep, Codes> copies(p, tiles, shared);
+  for (int i = 0; i < stages; ++i) copies.issue();
 
-  gemm_decoder<Pair, Shape, Deep> const decoder(p);
+  gemm_decoder<Pair, Shape, Deep, Codes> decoder(p);
   std::uint8_t* const decoded = shared + stages * stage_bytes;
   index_t const stages_each = ceil_div(p.k_part, index_t{stage_depth});
-  int const last_depth = static_cast<int>(p.k_part - (stages_each - 1) * stage_depth);
+  int const last_depth = within(p.k_part - (stages_each - 1) * stage_depth, stage_depth);
   int slot = 0, side = 0;
-  if constexpr (Quantized) {
-    await_copies<stages - 2>();
-    __syncthreads();
+  await_copies<quantized ? stages - 2 : stages - 1>();
+  __syncthreads();
+  if constexpr (quantized) {
     int const depth = stages_each == 1 ? last_depth : stage_depth;
-    for (int i = 0; i < 4; ++i) decoder.decode(shared + Shape::x_bytes, decoded, i, depth);
+#pragma unroll
+    for (int i = 0; i < decoder.pieces; ++i) {
+      decoder.decode(shared + Shape::x_bytes, decoded, i, depth);
+    }
+    __syncthreads();
   }
+  auto const left_tile = [&] { return shared_address_of(shared + slot * stage_bytes); };
+  auto const right_tile = [&] {
+    return quantized ? shared_address_of(decoded + side * Shape::weight_bytes)
+                     : left_tile() + Shape::x_bytes;
+  };
 
   warp_place<Shape> const warp;
-  fragment_reader<true, 8, true> const left(warp.row);
-  fragment_reader<Deep, (Deep ? stage_depth : Shape::outs) / chunk_numbers, false> const right(
+  fragment_reader<true, 8, true, Shape::warps_along_rows> const left(warp.row);
+  fragment_reader<Deep, (Deep ? stage_depth : Shape::outs) / chunk_numbers, false, 1> const right(
       warp.out);
-  warp_sums<Shape::row_fragments, Shape::out_fragments> sums;
+  using warp_part = warp_sums<Shape::row_fragments, Shape::out_fragments, Shape::warps_along_rows>;
+  warp_part sums;
+  typename warp_part::fragments fragments;
+  fragments.load_first(left, left_tile(), right, right_tile());
   for (index_t number = blockIdx.x; number < tiles.count(); number += gridDim.x) {
     auto const place = [&] { return gemm_place(p, tiles.at(number), Shape::outs); };
+    int const live = warp.live(place().at.rows);
     if (p.low_rank.u == nullptr) {
       sums.clear();
     } else {
       low_rank_product<Pair, Shape>(p, place(), warp).begin(sums);
     }
-    for (int part = 0; part < p.k_parts; ++part) {
-      for (index_t stage = 0; stage < stages_each; ++stage) {
-        await_copies<Quantized ? stages - 3 : stages - 2>();
-        __syncthreads();
-        copies.issue();
-        std::uint8_t* const from = shared + slot * stage_bytes;
-        slot = slot + 1 == stages ? 0 : slot + 1;
-        if constexpr (Quantized) {
-          std::uint8_t const* const codes = shared + slot * stage_bytes + Shape::x_bytes;
-          std::uint8_t* const to = decoded + (1 - side) * Shape::weight_bytes;
-          bool const next_is_last =
-              stage + 2 == stages_each || (stages_each == 1 && stage + 1 == stages_each);
-          int const depth = next_is_last ? last_depth : stage_depth;
-          sums.template add_stage<Pair>(left, shared_address_of(from), right,
-                                        shared_address_of(decoded + side * Shape::weight_bytes),
-                                        [&](int step) { decoder.decode(codes, to, step, depth); });
-          side = 1 - side;
-        } else {
-          sums.template add_stage<Pair>(left, shared_address_of(from), right,
-                                        shared_address_of(from + Shape::x_bytes), [](int) {});
-        }
-      }
+    index_t const stages_here = p.k_parts * stages_each;
+    for (index_t stage = 0, in_part = 0; stage < stages_here; ++stage) {
+      // While the products of a stage are taken, codes of the next one are decoded.
+      in_part = in_part + 1 == stages_each ? 0 : in_part + 1;
+      int const next_depth = in_part + 1 == stages_each ? last_depth : stage_depth;
+      shared_address const left_now = left_tile(), right_now = right_tile();
+      slot = slot + 1 == stages ? 0 : slot + 1;
+      side = 1 - side;
+      sums.template add_stage<Pair>(
+          fragments, left, left_now, right, right_now, live, stage_depth,
+          [&](int step, int group) {
+            if constexpr (quantized) {
+              constexpr int groups = Shape::out_fragments / 2;
+              constexpr int slots = stage_depth / 16 * groups;
+              int const at = step * groups + group;
+#pragma unroll
+              for (int i = 0; i < decoder.pieces; ++i) {
+                if (i * slots / decoder.pieces != at) continue;
+                decoder.decode(shared + slot * stage_bytes + Shape::x_bytes,
+                               decoded + side * Shape::weight_bytes, i, next_depth);
+              }
+            }
+          },
+          [&] {
+            await_copies<quantized ? stages - 3 : stages - 2>();
+            __syncthreads();
+            copies.issue();
+            fragments.load_first(left, left_tile(), right, right_tile());
+          });
     }
     store_tile<Shape>(p, place(), warp, sums);
   }
   await_copies<0>();
 }
 
-/// The kernels of one type of x and one shape.
-template <class Pair, class Shape, int BlocksEach>
-kernel<grouped_gemm_mma_parameters> mma_kernel_of(mma_variant const& of) {
-  if (of.quantized) {
-    return {"grouped_gemm_mma_codes", of.deep
-                                          ? grouped_gemm_mma<Pair, Shape, true, true, BlocksEach>
-                                          : grouped_gemm_mma<Pair, Shape, false, true, BlocksEach>};
+/// The kernels of one shape.
+template <class Shape, codes_kind Codes>
+kernel<grouped_gemm_mma_parameters> mma_kernel_of(char const* name, mma_variant const& of) {
+  if (of.bf16) {
+    return {name, of.deep ? grouped_gemm_mma<bf16_pair, Shape, true, Codes>
+                          : grouped_gemm_mma<bf16_pair, Shape, false, Codes>};
   }
-  return {"grouped_gemm_mma", of.deep ? grouped_gemm_mma<Pair, Shape, true, false, BlocksEach>
-                                      : grouped_gemm_mma<Pair, Shape, false, false, BlocksEach>};
+  return {name, of.deep ? grouped_gemm_mma<f16_pair, Shape, true, Codes>
+                        : grouped_gemm_mma<f16_pair, Shape, false, Codes>};
+}
+template <class PlainShape, class CodesShape>
+kernel<grouped_gemm_mma_parameters> mma_kernel_of(mma_variant const& of) {
+  if (of.codes == codes_kind::none) {
+    return mma_kernel_of<PlainShape, codes_kind::none>("grouped_gemm_mma", of);
+  }
+  if (of.codes == codes_kind::e4m3) {
+    return mma_kernel_of<CodesShape, codes_kind::e4m3>("grouped_gemm_mma_e4m3", of);
+  }
+  return mma_kernel_of<CodesShape, codes_kind::even>("grouped_gemm_mma_codes", of);
 }
 
 kernel<grouped_gemm_mma_parameters> mma_kernel_few(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_some(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_many(mma_variant const& of);
+kernel<grouped_gemm_mma_parameters> mma_kernel_careful(mma_variant const& of);
 
 }  // namespace moe64::cuda

@@ -3,8 +3,7 @@
 namespace moe64::cuda {
 
 kernel<grouped_gemm_mma_parameters> mma_kernel_many(mma_variant const& of) {
-  return of.bf16 ? mma_kernel_of<bf16_pair, shape_many, 1>(of)
-                 : mma_kernel_of<f16_pair, shape_many, 1>(of);
+  return mma_kernel_of<shape_many, shape_many_codes>(of);
 }
 
 }  // namespace moe64::cuda

@@ -4,7 +4,7 @@
 namespace moe64::cuda {
 namespace {
 
-constexpr int tile = static_cast<int>(gemm_reference_tile);
+constexpr int tile = gemm_reference_tile;
 constexpr int lane_count = 16;
 /// Columns that are held at a time.
 constexpr int run = 64;
@@ -34,9 +34,11 @@ struct product {
   }
 };
 
+/// a / b, both not negative; quickly where they are small.
 __device__ index_t divide(index_t a, index_t b) {
-  bool const narrow = (static_cast<std::uint64_t>(a | b) >> 32) == 0;
-  return narrow ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;
+  if (static_cast<std::uint64_t>(a | b) >> 32 != 0) return a / b;
+  auto const dividend = static_cast<std::uint32_t>(a);  // narrow-ok: looked at
+  return dividend / static_cast<std::uint32_t>(b);      // narrow-ok: looked at
 }
 
 __device__ float load(tensor_view const& tensor, index_t i, index_t j, index_t k) {
@@ -78,7 +80,7 @@ __device__ void load_tile(product const& p, tile_place const& at, index_t outs, 
                           int count, tile_memory& memory) {
   __syncthreads();
   index_t const out_begin = at.out_tile * tile;
-  for (int i = static_cast<int>(threadIdx.x); i < tile * run; i += static_cast<int>(blockDim.x)) {
+  for (int i = thread_number(); i < tile * run; i += tile * tile) {
     int const r = i / run, c = i % run;
     bool const live = r < at.rows && c < count;
     memory.x[r][c] = live ? load(p.x.values, 0, at.row_begin + r, begin + c) : 0.0F;
@@ -117,14 +119,12 @@ struct lanes {
   }
 };
 
-__device__ int columns(index_t begin, index_t end) {
-  return static_cast<int>(end - begin < run ? end - begin : run);
-}
+__device__ int columns(index_t begin, index_t end) { return within(end - begin, run); }
 
 /// Plain x: 16 lanes over the depth, or with transpose one running sum.
 __device__ float multiply(product const& p, tile_place const& at, index_t outs,
                           tile_memory& memory) {
-  int const r = static_cast<int>(threadIdx.x) / tile, n = static_cast<int>(threadIdx.x) % tile;
+  int const r = thread_number() / tile, n = thread_number() % tile;
   lanes sums;
   float sum = 0.0F;
   for (index_t begin = 0; begin < p.depth(); begin += run) {
@@ -143,7 +143,7 @@ __device__ float multiply(product const& p, tile_place const& at, index_t outs,
 /// and added to the totals of the lanes.
 __device__ float multiply_codes(product const& p, tile_place const& at, index_t outs,
                                 tile_memory& memory) {
-  int const r = static_cast<int>(threadIdx.x) / tile, n = static_cast<int>(threadIdx.x) % tile;
+  int const r = thread_number() / tile, n = thread_number() % tile;
   index_t row = at.out_tile * tile + n;
   bool const live = r < at.rows && row < outs;
   matrix_operand const& of_row = p.part_of(row);
@@ -176,8 +176,8 @@ __device__ float multiply_codes(product const& p, tile_place const& at, index_t 
 
 __device__ void store(grouped_gemm_parameters const& p, tile_place const& at, float sum,
                       float low_rank) {
-  index_t const r = static_cast<int>(threadIdx.x) / tile;
-  index_t const out = at.out_tile * tile + static_cast<int>(threadIdx.x) % tile;
+  index_t const r = thread_number() / tile;
+  index_t const out = at.out_tile * tile + thread_number() % tile;
   if (r >= at.rows || out >= p.y.extent[1]) return;
   if (p.low_rank_x.values.present()) sum += p.low_rank_scaling * low_rank;
   index_t const part_rows = p.weights[0].values.extent[1];

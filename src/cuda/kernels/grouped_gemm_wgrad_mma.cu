@@ -34,7 +34,7 @@ class gradient_tiles {
     return {expert,
             ranges_.begin(expert),
             ranges_.rows(expert),
-            static_cast<int>(matrix % p_.parts),
+            within(matrix % p_.parts, 1),
             tile / n_tiles_ * Shape::rows,
             tile % n_tiles_ * Shape::outs};
   }
@@ -58,7 +58,7 @@ class gradient_copies {
   __device__ void issue() {
     if (number_ < tiles_.count()) {
       shared_address const to = shared_ + slot_ * Shape::stage_bytes(false);
-      int const depth = static_cast<int>(min(left_, index_t{stage_depth}));
+      int const depth = within(left_, stage_depth);
       copy_tile<Shape::threads, stage_depth, Shape::rows / 8, true>(to, dy_, {depth, dy_bytes_});
       copy_tile<Shape::threads, stage_depth, Shape::outs / 8, true>(to + Shape::x_bytes, x_,
                                                                     {depth, x_bytes_});
@@ -90,7 +90,7 @@ class gradient_copies {
   }
   template <int Width>
   [[nodiscard]] static __device__ int bytes(index_t numbers) {
-    return static_cast<int>(min(numbers, index_t{Width})) * 2;
+    return within(numbers, Width) * 2;
   }
   template <int Width>
   [[nodiscard]] static __device__ chunk_source source(tensor_view const& matrix, index_t row,
@@ -118,41 +118,49 @@ __device__ void store_gradient(grouped_gemm_wgrad_parameters const& p, gradient_
                 at.expert * matrix.stride[0] * (bits(matrix.type) / 8);
   matrix.stride[0] = matrix.stride[1];
   matrix.stride[1] = matrix.stride[2];
-  pair_output const out(matrix);
   warp_place<Shape> const warp;
-  index_t const cols = p.x.extent[1];
-  sums.each_pair([&](int row, int col, float first, float second) {
-    index_t const m = at.m_begin + warp.row + row, n = at.n_begin + warp.out + col;
-    if (m < part_rows && n < cols) {
-      out.write(m, n, first, second, n + 1 < cols);
-    }
-  });
+  sums_output const out(matrix, part_rows, p.x.extent[1]);
+  out.write(sums, at.m_begin + warp.row, at.n_begin + warp.out);
 }
 
-template <class Pair, class Shape, int BlocksEach>
-__global__ void __launch_bounds__(Shape::threads, BlocksEach)
+template <class Pair, class Shape>
+__global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
     grouped_gemm_wgrad_mma(__grid_constant__ grouped_gemm_wgrad_parameters const p) {
   extern __shared__ __align__(128) std::uint8_t shared[];
   constexpr int stages = Shape::stages;
   gradient_tiles<Shape> const tiles(p);
   gradient_copies<Shape> copies(p, tiles, shared);
-  for (int i = 0; i < stages - 1; ++i) copies.issue();
-  warp_place<Shape> const warp;
-  fragment_reader<false, Shape::rows / chunk_numbers, true> const left(warp.row);
-  fragment_reader<false, Shape::outs / chunk_numbers, false> const right(warp.out);
-  warp_sums<Shape::row_fragments, Shape::out_fragments> sums;
+  for (int i = 0; i < stages; ++i) copies.issue();
+  await_copies<stages - 1>();
+  __syncthreads();
   int slot = 0;
+  auto const tile = [&] { return shared_address_of(shared + slot * Shape::stage_bytes(false)); };
+
+  warp_place<Shape> const warp;
+  fragment_reader<false, Shape::rows / chunk_numbers, true, Shape::warps_along_rows> const left(
+      warp.row);
+  fragment_reader<false, Shape::outs / chunk_numbers, false, 1> const right(warp.out);
+  using warp_part = warp_sums<Shape::row_fragments, Shape::out_fragments, Shape::warps_along_rows>;
+  warp_part sums;
+  typename warp_part::fragments fragments;
+  fragments.load_first(left, tile(), right, tile() + Shape::x_bytes);
   for (index_t number = blockIdx.x; number < tiles.count(); number += gridDim.x) {
     gradient_place const at = tiles.at(number);
     if (!p.d_weights[at.part].present()) continue;
     sums.clear();
+    int const live = warp.live(tiles.part_rows() - at.m_begin);
     for (index_t row = 0; row < at.rows; row += stage_depth) {
-      await_copies<stages - 2>();
-      __syncthreads();
-      copies.issue();
-      shared_address const from = shared_address_of(shared + slot * Shape::stage_bytes(false));
+      int const depth = within(at.rows - row, stage_depth);
+      shared_address const now = tile();
       slot = slot + 1 == stages ? 0 : slot + 1;
-      sums.template add_stage<Pair>(left, from, right, from + Shape::x_bytes, [](int) {});
+      sums.template add_stage<Pair>(
+          fragments, left, now, right, now + Shape::x_bytes, live, depth, [](int, int) {},
+          [&] {
+            await_copies<stages - 2>();
+            __syncthreads();
+            copies.issue();
+            fragments.load_first(left, tile(), right, tile() + Shape::x_bytes);
+          });
     }
     // Without rows the sum is +0, whatever the sign of the factor.
     if (at.rows > 0) sums.scale(p.scaling);
@@ -166,11 +174,11 @@ __global__ void __launch_bounds__(Shape::threads, BlocksEach)
 kernel<grouped_gemm_wgrad_parameters> grouped_gemm_wgrad_mma_kernel(mma_size size, bool bf16) {
   char const* const name = "grouped_gemm_wgrad_mma";
   if (size == mma_size::many) {
-    return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_many, 1>
-                       : grouped_gemm_wgrad_mma<f16_pair, shape_many, 1>};
+    return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_many>
+                       : grouped_gemm_wgrad_mma<f16_pair, shape_many>};
   }
-  return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_some, 2>
-                     : grouped_gemm_wgrad_mma<f16_pair, shape_some, 2>};
+  return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_some>
+                     : grouped_gemm_wgrad_mma<f16_pair, shape_some>};
 }
 
 }  // namespace moe64::cuda

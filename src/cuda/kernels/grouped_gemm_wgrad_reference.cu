@@ -4,7 +4,7 @@
 namespace moe64::cuda {
 namespace {
 
-constexpr int tile = static_cast<int>(gemm_reference_tile);
+constexpr int tile = gemm_reference_tile;
 /// Rows of dy and x that are held at a time.
 constexpr int run = 32;
 
@@ -32,12 +32,12 @@ __device__ float number_or_zero(tensor_view const& matrix, index_t r, index_t c,
 __device__ float sum_of(grouped_gemm_wgrad_parameters const& p, gradient_place const& at,
                         tile_memory& memory) {
   index_t const part_rows = p.dy.extent[1] / p.parts;
-  int const n = static_cast<int>(threadIdx.x) / tile, c = static_cast<int>(threadIdx.x) % tile;
+  int const n = thread_number() / tile, c = thread_number() % tile;
   float sum = 0.0F;
   for (index_t begin = 0; begin < at.rows; begin += run) {
-    int const count = static_cast<int>(at.rows - begin < run ? at.rows - begin : run);
+    int const count = within(at.rows - begin, run);
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < run * tile; i += tile * tile) {
+    for (int i = thread_number(); i < run * tile; i += tile * tile) {
       int const r = i / tile, j = i % tile;
       index_t const row = at.first_row + begin + r;
       memory.dy[r][j] = number_or_zero(p.dy, row, at.part * part_rows + at.out_begin + j,
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(tile* tile)
   index_t const tasks = ranges.experts() * p.parts * tiles;
   for (index_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     index_t const expert = task / (p.parts * tiles);
-    int const part = static_cast<int>(task / tiles % p.parts);
+    int const part = within(task / tiles % p.parts, 1);
     index_t const place = task % tiles;
     if (!p.d_weights[part].present()) continue;
     gradient_place const at = {expert, ranges.begin(expert),     ranges.rows(expert),
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(tile* tile)
     float sum = sum_of(p, at, memory);
     // Without rows the sum is +0, whatever the sign of the factor.
     if (at.rows > 0) sum *= p.scaling;
-    index_t const n = at.out_begin + static_cast<int>(threadIdx.x) / tile;
-    index_t const c = at.col_begin + static_cast<int>(threadIdx.x) % tile;
+    index_t const n = at.out_begin + thread_number() / tile;
+    index_t const c = at.col_begin + thread_number() % tile;
     if (n < part_rows && c < p.x.extent[1]) {
       store_float(row_of(p.d_weights[part], expert, n), c, sum);
     }
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(bias_gradient_threads)
   index_t const tasks = ranges.experts() * p.parts * tiles;
   for (index_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     index_t const expert = task / (p.parts * tiles);
-    int const part = static_cast<int>(task / tiles % p.parts);
+    int const part = within(task / tiles % p.parts, 1);
     index_t const n = task % tiles * bias_gradient_threads + threadIdx.x;
     if (n >= part_rows || !p.d_bias[part].present()) continue;
     float sum = 0.0F;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/float8.hpp"
 #include "cuda/kernels/mma.cuh"
 #include "moe64/dtype.hpp"
 
@@ -13,9 +14,9 @@ inline constexpr int code_run = 16;
 struct code_words {
   std::uint32_t word[4];
 };
-/// 16 f16 numbers.
+/// 8 f16 numbers.
 struct half_run {
-  std::uint32_t pair[8];
+  std::uint32_t pair[4];
 };
 
 __device__ inline std::uint32_t multiply_halves(std::uint32_t pair, std::uint32_t factors) {
@@ -78,34 +79,63 @@ __device__ inline std::uint32_t fp4_halves(std::uint32_t word, int i) {
   return multiply_halves(small, 0x74007400U);
 }
 
-/// The same switch for all threads.
-__device__ inline half_run halves_of(dtype type, code_words const& codes) {
+[[nodiscard]] __device__ inline bool is_packed(dtype type) {
+  return type == dtype::int4 || type == dtype::fp4;
+}
+
+/// The first or the second half of a run. The same switch for all threads.
+__device__ inline half_run halves_of(dtype type, code_words const& codes, bool second) {
   half_run run;
-  auto const bytes = [&](auto const& decode) {
+  std::uint32_t const bytes[2] = {second ? codes.word[2] : codes.word[0],
+                                  second ? codes.word[3] : codes.word[1]};
+  std::uint32_t const nibbles = second ? codes.word[1] : codes.word[0];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) run.pair[i] = decode(codes.word[i / 2], i % 2);
-  };
-  auto const nibbles = [&](auto const& decode) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) run.pair[i] = decode(codes.word[i / 4], i % 4);
-  };
-  switch (type) {
-    case dtype::e4m3:
-      bytes([](std::uint32_t word, int i) { return e4m3_halves(word, i); });
-      break;
-    case dtype::e5m2:
-      bytes([](std::uint32_t word, int i) { return e5m2_halves(word, i); });
-      break;
-    case dtype::int8:
-      bytes([](std::uint32_t word, int i) { return int8_halves(word, i); });
-      break;
-    case dtype::int4:
-      nibbles([](std::uint32_t word, int i) { return int4_halves(word, i); });
-      break;
-    default:
-      nibbles([](std::uint32_t word, int i) { return fp4_halves(word, i); });
+  for (int i = 0; i < 4; ++i) {
+    switch (type) {
+      case dtype::e4m3:
+        run.pair[i] = e4m3_halves(bytes[i / 2], i % 2);
+        break;
+      case dtype::e5m2:
+        run.pair[i] = e5m2_halves(bytes[i / 2], i % 2);
+        break;
+      case dtype::int8:
+        run.pair[i] = int8_halves(bytes[i / 2], i % 2);
+        break;
+      case dtype::int4:
+        run.pair[i] = int4_halves(nibbles, i);
+        break;
+      default:
+        run.pair[i] = fp4_halves(nibbles, i);
+    }
   }
   return run;
+}
+
+/// Scale i of an array as it is stored, and its number.
+__device__ inline std::uint32_t load_code(dtype type, void const* scales, index_t i) {
+  switch (type) {
+    case dtype::f32:
+      return static_cast<std::uint32_t const*>(scales)[i];
+    case dtype::bf16:
+    case dtype::f16:
+      return static_cast<std::uint16_t const*>(scales)[i];
+    default:
+      return static_cast<std::uint8_t const*>(scales)[i];
+  }
+}
+__device__ inline float scale_of_code(dtype type, std::uint32_t code) {
+  switch (type) {
+    case dtype::f32:
+      return __uint_as_float(code);
+    case dtype::bf16:
+      return bf16_pair::low(code);
+    case dtype::f16:
+      return f16_pair::low(code);
+    case dtype::e8m0:
+      return decode_e8m0(static_cast<std::uint8_t>(code));
+    default:
+      return decode_float<e4m3_format>(code);
+  }
 }
 
 }  // namespace moe64::cuda

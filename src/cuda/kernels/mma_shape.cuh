@@ -6,11 +6,11 @@ namespace moe64::cuda {
 
 /// How a block computes a tile: its extents, those of a warp's part, and the stages of operands in
 /// shared memory.
-template <int Rows, int Outs, int WarpRows, int WarpOuts, int Stages>
+template <int Rows, int Outs, int WarpRows, int WarpOuts, int Stages, int BlocksEach>
 struct gemm_shape {
   static constexpr int rows = Rows, outs = Outs;
   static constexpr int warp_rows = WarpRows, warp_outs = WarpOuts;
-  static constexpr int stages = Stages;
+  static constexpr int stages = Stages, blocks_each = BlocksEach;
   static constexpr int warps_along_rows = Rows / WarpRows;
   static constexpr int threads = 32 * warps_along_rows * (Outs / WarpOuts);
   static constexpr int row_fragments = WarpRows / 16, out_fragments = WarpOuts / 8;
@@ -30,19 +30,29 @@ struct gemm_shape {
   }
 };
 
-using shape_few = gemm_shape<16, 128, 16, 32, 5>;
-using shape_some = gemm_shape<64, 128, 32, 64, 4>;
-using shape_many = gemm_shape<128, 256, 64, 64, 4>;
+using shape_few = gemm_shape<16, 128, 16, 32, 5, 2>;
+using shape_careful = gemm_shape<32, 128, 32, 32, 4, 2>;
+using shape_some = gemm_shape<64, 128, 32, 64, 4, 2>;
+/// Codes are decoded once for each tile of rows: more rows, fewer times.
+using shape_many_codes = gemm_shape<256, 128, 64, 64, 4, 1>;
+using shape_many = gemm_shape<128, 256, 64, 64, 4, 1>;
 
-/// Where a warp's part of a tile begins.
+/// Which part of a tile is a warp's: fragments of 16 rows, in turn with the warps beside it, so
+/// that all of them have less to do when a tile has few rows; and a run of outputs.
 template <class Shape>
 struct warp_place {
-  int row, out;
+  int row, out;  ///< first ones
 
   __device__ warp_place() {
-    int const warp = static_cast<int>(threadIdx.x) / 32;
-    row = warp % Shape::warps_along_rows * Shape::warp_rows;
+    int const warp = warp_number();
+    row = warp % Shape::warps_along_rows * 16;
     out = warp / Shape::warps_along_rows * Shape::warp_outs;
+  }
+
+  /// Row fragments that any warp must look at when a tile has `rows` rows.
+  [[nodiscard]] static __device__ int live(index_t rows) {
+    constexpr int stride = 16 * Shape::warps_along_rows;
+    return (within(rows, Shape::rows) + stride - 1) / stride;
   }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/mma.cuh"
+#include "cuda/kernels/small.cuh"
 #include "moe64/index.hpp"
 
 /// Tiles of 16-bit numbers in shared memory: how they are copied there, 16 bytes at a time, and how
@@ -24,8 +25,8 @@ struct chunk_source {
 /// The chunks of one thread when `Threads` threads copy a tile whose rows have `RowChunks` chunks.
 template <int Threads, int RowChunks>
 __device__ chunk_source chunks_of_thread(std::uint8_t const* tile, index_t row_bytes) {
-  int const row = static_cast<int>(threadIdx.x) / RowChunks;
-  int const chunk = static_cast<int>(threadIdx.x) % RowChunks;
+  int const row = thread_number() / RowChunks;
+  int const chunk = thread_number() % RowChunks;
   return {tile + row * row_bytes + chunk * chunk_bytes, Threads / RowChunks * row_bytes};
 }
 
@@ -41,8 +42,8 @@ __device__ void copy_tile(shared_address to, chunk_source const& from, tile_exte
   constexpr int rows_at_once = Threads / RowChunks;
   static_assert(Threads % RowChunks == 0 && Rows % rows_at_once == 0);
   static_assert(!Exchanged || (RowChunks >= 8 && rows_at_once % 8 == 0));
-  int const row = static_cast<int>(threadIdx.x) / RowChunks;
-  int const chunk = static_cast<int>(threadIdx.x) % RowChunks;
+  int const row = thread_number() / RowChunks;
+  int const chunk = thread_number() % RowChunks;
   int const place = Exchanged ? chunk ^ (row % 8) : chunk;
   to += static_cast<shared_address>((row * RowChunks + place) * chunk_bytes);
   std::uint8_t const* source = from.first;
@@ -65,15 +66,15 @@ __device__ void copy_tile(shared_address to, chunk_source const& from, tile_exte
 }
 
 /// Fragments of 16 (numbers of this operand) x 16 (depth) from a tile that is stored in rows along
-/// the depth ("deep") or along the numbers.
-template <bool Deep, int RowChunks, bool Left>
+/// the depth ("deep") or along the numbers. A warp's fragments are 16 * `Stride` numbers apart.
+template <bool Deep, int RowChunks, bool Left, int Stride>
 struct fragment_reader {
   shared_address row;  ///< of this lane, relative to the tile
   int chunk;           ///< of this lane
 
   /// `first`: number of the tile at which the warp's own begin; a multiple of 16.
   __device__ explicit fragment_reader(int first) {
-    int const lane = static_cast<int>(threadIdx.x) % 32;
+    int const lane = lane_number();
     // Matrices come in the order of the registers: for the left operand first along its rows, for
     // the right one first along the depth.
     int const number_half = Left ? lane / 8 % 2 : lane / 16;
@@ -83,10 +84,10 @@ struct fragment_reader {
     chunk = Deep ? depth_half : first / chunk_numbers + number_half;
   }
 
-  /// The fragment of numbers from 16 `i` on and depths from 16 `step` on.
+  /// Fragment `i` of the warp, depths from 16 `step` on.
   __device__ void load(std::uint32_t (&to)[4], shared_address tile, int i, int step) const {
-    int const lines = 16 * (Deep ? i : step);
-    int const at = (chunk + 2 * (Deep ? step : i)) ^ static_cast<int>(threadIdx.x % 8);
+    int const lines = 16 * (Deep ? Stride * i : step);
+    int const at = (chunk + 2 * (Deep ? step : Stride * i)) ^ thread_number() % 8;
     shared_address const from =
         tile + row + static_cast<shared_address>((lines * RowChunks + at) * chunk_bytes);
     if constexpr (Deep) {

@@ -1,19 +1,8 @@
 #include "cuda/kernels/quantize.hpp"
-#include "cuda/kernels/quotient.cuh"
+#include "cuda/kernels/quantize_reference.cuh"
 
 namespace moe64::cuda {
 namespace {
-
-/// The largest of all threads of the block, for the first one.
-__device__ std::uint32_t largest_of_block(std::uint32_t mine) {
-  __shared__ std::uint32_t of_warp[32];
-  __syncthreads();  // the last use of of_warp
-  std::uint32_t const largest = __reduce_max_sync(0xffffffffU, mine);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = largest;
-  __syncthreads();
-  if (threadIdx.x >= 32) return 0;
-  return __reduce_max_sync(0xffffffffU, threadIdx.x < blockDim.x / 32 ? of_warp[threadIdx.x] : 0);
-}
 
 /// The magnitude of element (row, col) of one matrix, as bits.
 __device__ std::uint32_t magnitude_at(tensor_view const& x, index_t expert, index_t row,
@@ -66,22 +55,6 @@ __global__ void quantize_scales(quantize_parameters const p) {
   }
 }
 
-/// The code of one number, in the lower bits.
-__device__ std::uint32_t code_of(dtype type, float number) {
-  switch (type) {
-    case dtype::e4m3:
-      return encode_float<e4m3_format>(number);
-    case dtype::e5m2:
-      return encode_float<e5m2_format>(number);
-    case dtype::fp4:
-      return encode_float<e2m1_format>(number);
-    case dtype::int8:
-      return low_bits(round_to_integer(number, -128, 127), 0xffU);
-    default:
-      return low_bits(round_to_integer(number, -8, 7), 0xfU);
-  }
-}
-
 __global__ void quantize_codes(quantize_parameters const p) {
   quantize_target const& t = p.target;
   index_t const rows = count_rows(t.live_rows, p.x.extent[1]), cols = p.x.extent[2];
@@ -93,11 +66,7 @@ __global__ void quantize_codes(quantize_parameters const p) {
     index_t const first = i % across * per_byte, row = i / across % rows;
     index_t const expert = i / across / rows;
     auto const global = global_factor::of(t.global, t.global_divides, expert);
-    index_t const offset = offset_of(t.values, expert, row, first);
-    auto* const byte = static_cast<std::uint8_t*>(t.values.data) + offset / per_byte;
-    // An odd last column leaves the other half of its byte as it is.
-    bool const keeps = first + per_byte > cols;
-    std::uint32_t codes = keeps ? *byte & 0xf0U : 0;
+    std::uint32_t codes = 0;
     for (index_t n = 0; n < per_byte && first + n < cols; ++n) {
       float const scale =
           load_scale(t.scales, expert, row / t.block_rows, (first + n) / t.block_cols);
@@ -105,7 +74,7 @@ __global__ void quantize_codes(quantize_parameters const p) {
       float const bounded = bounded_quotient(number, global.applied_to(scale), t.largest_code);
       codes |= code_of(t.values.type, bounded) << (4 * n);
     }
-    *byte = static_cast<std::uint8_t>(codes);  // narrow-ok: two nibbles or one code of 8 bits
+    store_codes(t.values, offset_of(t.values, expert, row, first), codes, first + per_byte > cols);
   }
 }
 

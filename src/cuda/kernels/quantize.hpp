@@ -29,21 +29,20 @@ struct quantize_parameters {
 [[nodiscard]] kernel<quantize_parameters> quantize_scales_kernel();
 [[nodiscard]] kernel<quantize_parameters> quantize_codes_kernel();
 
-/// Columns that a warp of the kernel below takes at a time, rows that a block takes.
-inline constexpr int quantize_tile_cols = 1024;
-inline constexpr int quantize_tile_rows = 8;
-inline constexpr int quantize_groups_threads = 256;
+/// Threads of the kernel below, and columns of a row that they take at a time.
+inline constexpr int groups_threads = 64;
+inline constexpr int groups_cols = 2048;
 
-/// A scale for every 8, 16, 32, 64, 128 or 256 columns of a row, in one pass. Columns must be
-/// adjacent, their number a multiple of 8, eight numbers and eight codes aligned to their size (at
-/// most 16).
+/// A scale for every 16, 32, 64, 128, 256 or 512 columns of a row, in one pass. Columns must be
+/// adjacent, their number a multiple of 16, sixteen numbers and sixteen codes aligned to their size
+/// (at most 16 bytes).
 [[nodiscard]] kernel<quantize_parameters> quantize_groups_kernel(dtype x, dtype values);
 
 /// Numbers of one block of scales that a thread of the kernel below holds, for x of this type.
 [[nodiscard]] constexpr int quantize_held(dtype x) { return x == dtype::f32 ? 32 : 64; }
 
 /// One scale at a time, its numbers held by the threads of one block: block_rows is 1, or
-/// block_cols / 8 a power of two. e4m3, e5m2 and int8. Columns as above.
+/// block_cols / 16 a power of two. e4m3, e5m2 and int8. Columns as above.
 [[nodiscard]] kernel<quantize_parameters> quantize_blocks_kernel(dtype x, dtype values);
 
 }  // namespace moe64::cuda

@@ -1,16 +1,25 @@
 #pragma once
 
+#include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/quantize.hpp"
 #include "cuda/kernels/quotient.cuh"
 
 #include <type_traits>
 
-/// Quantising in one pass, whatever the numbers come from. A source has the `type` of its numbers
-/// and row(expert, row).load(down, col, exists): eight of them as raw8, `down` rows below, zeros
-/// where they do not exist. All lanes of a warp load together.
+/// Quantising in one pass, whatever the numbers come from, sixteen neighbours per thread at a time.
+/// A source has
+///   type               of its numbers
+///   held               how many sixteens of one block a thread holds
+///   row(expert, row)   of a place with fetch(down, col, exists): sixteen numbers `down` rows below
+///                      and from column `col` on, or what they are made of; zeros where they do not
+///                      exist
+///   numbers(fetched)   as raw16; all lanes of a warp together
 namespace moe64::cuda {
 
-/// Where the eight codes at (expert, row, col) lie.
+template <dtype Type>
+using type_constant = std::integral_constant<dtype, Type>;
+
+/// Where the codes at (expert, row, col) lie; col is even.
 template <dtype Code>
 __device__ inline std::uint8_t* codes_at(tensor_view const& values, index_t expert, index_t row,
                                          index_t col) {
@@ -18,104 +27,134 @@ __device__ inline std::uint8_t* codes_at(tensor_view const& values, index_t expe
          (offset_of(values, expert, row) + col) * bits(Code) / 8;
 }
 
-/// A scale for every block_cols = 8 * 2^n <= 256 columns of a row: neighbouring lanes hold one
-/// group, and agree on its largest number with shuffles.
+/// Sixteen codes and the scale of their group. A scale for every block_cols = 16 * 2^n <= 512
+/// columns: neighbouring lanes hold one group, and agree on its largest number with shuffles.
+template <dtype Code>
+struct group_codes {
+  raw16<Code> codes;
+  std::uint32_t scale;
+
+  template <dtype X>
+  __device__ static group_codes of(raw16<X> const& x, quantize_target const& t,
+                                   global_factor const& global = {}) {
+    std::uint32_t largest = largest_of(x);
+    for (unsigned distance = lanes_of(t) / 2; distance > 0; distance /= 2) {
+      largest = max(largest, __shfl_xor_sync(0xffffffffU, largest, distance));
+    }
+    block_factor const by = factor_for<Code>(t.scales.type, largest, global);
+    return {codes_of<Code>(x, by), by.scale};
+  }
+
+  __device__ void store(quantize_target const& t, index_t expert, index_t row, index_t col) const {
+    store16<Code>(codes_at<Code>(t.values, expert, row, col), codes);
+    if ((threadIdx.x & (lanes_of(t) - 1)) != 0) return;
+    int const shift = __ffsll(t.block_cols) - 1;
+    store_scale(t.scales, offset_of(t.scales, expert, row, col >> shift), scale);
+  }
+
+ private:
+  /// Lanes that hold one group.
+  __device__ static unsigned lanes_of(quantize_target const& t) {
+    return static_cast<unsigned>(t.block_cols) / 16;  // narrow-ok: at most 512
+  }
+};
+
+/// `groups_cols` columns of a row per block of threads at a time, a scale for each of their groups.
 template <dtype Code, class Source>
 __device__ void quantize_groups_of(Source const& source, quantize_target const& t) {
-  constexpr dtype x_type = Source::type;
-  constexpr int runs = quantize_tile_cols / 256;
+  constexpr int held = groups_cols / groups_threads / 16;
   index_t const rows = count_rows(t.live_rows, t.values.extent[1]), cols = t.values.extent[2];
-  index_t const tiles_across = ceil_div(cols, quantize_tile_cols);
-  index_t const tiles_down = ceil_div(rows, quantize_tile_rows);
-  int const lanes = static_cast<int>(t.block_cols) / 8;  // narrow-ok: at most 32
-  index_t const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  index_t const tiles = t.values.extent[0] * tiles_down * tiles_across;
-  for (index_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    index_t const first_col = tile % tiles_across * quantize_tile_cols + lane * 8;
-    index_t const row = tile / tiles_across % tiles_down * quantize_tile_rows + warp;
-    index_t const expert = tile / tiles_across / tiles_down;
+  index_t const across = ceil_div(cols, groups_cols);
+  for (index_t task = blockIdx.x; task < t.values.extent[0] * t.values.extent[1] * across;
+       task += gridDim.x) {
+    index_t const band = across == 1 ? task : divide(task, across);
+    index_t const expert = t.values.extent[0] == 1 ? 0 : divide(band, t.values.extent[1]);
+    index_t const row = band - expert * t.values.extent[1];
+    index_t const col = (task - band * across) * groups_cols + threadIdx.x * 16;
     if (row >= rows) continue;
+    constexpr int step = groups_threads * 16;
     auto const place = source.row(expert, row);
-    raw8<x_type> x[runs];
+    typename Source::fetched inputs[held];
 #pragma unroll
-    for (int n = 0; n < runs; ++n) {
-      x[n] = place.load(0, first_col + n * 256, first_col + n * 256 < cols);
-    }
-    std::uint32_t largest[runs];
-#pragma unroll
-    for (int n = 0; n < runs; ++n) largest[n] = largest_of(x[n]);
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-#pragma unroll
-      for (int n = 0; n < runs; ++n) {
-        largest[n] = max(largest[n], __shfl_xor_sync(0xffffffffU, largest[n], distance));
-      }
+    for (int n = 0; n < held; ++n) {
+      inputs[n] = place.fetch(0, col + n * step, col + n * step < cols);
     }
     auto const global = global_factor::of(t.global, t.global_divides, expert);
 #pragma unroll
-    for (int n = 0; n < runs; ++n) {
-      index_t const col = first_col + n * 256;
-      if (col >= cols) continue;
-      stored_scale const scale =
-          scale_for(t.scales.type, largest[n], largest_code_of<Code>, global);
-      if (lane % lanes == 0) {
-        store_scale(t.scales, offset_of(t.scales, expert, row, col / t.block_cols), scale.code);
-      }
-      store8<Code>(codes_at<Code>(t.values, expert, row, col),
-                   codes_of<Code>(x[n], divisor::of(global.applied_to(scale.value))));
+    for (int n = 0; n < held; ++n) {
+      auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
+      if (col + n * step < cols) made.store(t, expert, row, col + n * step);
     }
   }
 }
 
-/// One scale at a time for a block that the threads hold together: eights side by side along a row,
-/// block_rows = 1 or 2^n of them.
+/// The largest of all threads of a block, again and again with one barrier each: what is written
+/// next is the other half.
+class block_maximum {
+ public:
+  __device__ std::uint32_t of(std::uint32_t mine) {
+    __shared__ std::uint32_t of_warp[2][32];
+    std::uint32_t largest = __reduce_max_sync(0xffffffffU, mine);
+    parity_ ^= 1;
+    if (threadIdx.x % 32 == 0) of_warp[parity_][threadIdx.x / 32] = largest;
+    __syncthreads();
+    for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) {
+      largest = max(largest, of_warp[parity_][warp]);
+    }
+    return largest;
+  }
+
+ private:
+  int parity_ = 0;
+};
+
+/// A block of scales per block of threads: sixteens side by side along its rows, of which there is
+/// one, or each has 2^n sixteens.
 template <dtype Code, class Source>
 __device__ void quantize_blocks_of(Source const& source, quantize_target const& t) {
-  constexpr dtype x_type = Source::type;
-  constexpr int held = quantize_held(x_type) / 8;
-  __shared__ std::uint32_t of_warp[2][32];
+  constexpr int held = Source::held;
   index_t const rows = count_rows(t.live_rows, t.values.extent[1]), cols = t.values.extent[2];
-  index_t const grid_rows = ceil_div(rows, t.block_rows), grid_cols = ceil_div(cols, t.block_cols);
-  // With one row every eight is of it.
-  int const shift = t.block_rows == 1 ? 31 : __ffsll(t.block_cols / 8) - 1;
-  index_t const tasks = t.values.extent[0] * grid_rows * grid_cols;
-  int parity = 0;
-  for (index_t task = blockIdx.x; task < tasks; task += gridDim.x, parity ^= 1) {
-    index_t const grid_col = task % grid_cols, grid_row = task / grid_cols % grid_rows;
-    index_t const expert = task / grid_cols / grid_rows;
+  index_t const grid_rows = t.scales.extent[1], grid_cols = t.scales.extent[2];
+  // With one row every sixteen is of it.
+  int const shift = t.block_rows == 1 ? 31 : __ffsll(t.block_cols / 16) - 1;
+  block_maximum maximum;
+  for (index_t task = blockIdx.x; task < t.values.extent[0] * grid_rows * grid_cols;
+       task += gridDim.x) {
+    index_t const band = grid_cols == 1 ? task : divide(task, grid_cols);
+    index_t const expert = t.values.extent[0] == 1 ? 0 : divide(band, grid_rows);
+    index_t const grid_col = task - band * grid_cols, grid_row = band - expert * grid_rows;
     index_t const row = grid_row * t.block_rows, col = grid_col * t.block_cols;
-    index_t const height = min(t.block_rows, rows - row), width = min(t.block_cols, cols - col);
-    auto const row_of_eight = [&](int n) { return (threadIdx.x + n * blockDim.x) >> shift; };
-    auto const col_of_eight = [&](int n) {
-      return 8 * ((threadIdx.x + n * blockDim.x) & ((1U << shift) - 1U));
+    if (row >= rows) continue;
+    // A block is as large as its threads hold.
+    auto const height = static_cast<unsigned>(min(t.block_rows, rows - row));  // narrow-ok: < 2^17
+    auto const width = static_cast<unsigned>(min(t.block_cols, cols - col));   // narrow-ok: < 2^17
+    auto const row_of = [&](int n) { return (threadIdx.x + n * blockDim.x) >> shift; };
+    auto const col_of = [&](int n) {
+      return 16 * ((threadIdx.x + n * blockDim.x) & ((1U << shift) - 1U));
     };
+    auto const exists = [&](int n) { return row_of(n) < height && col_of(n) < width; };
     auto const place = source.row(expert, row);
-    raw8<x_type> x[held];
+    typename Source::fetched inputs[held];
+#pragma unroll
+    for (int n = 0; n < held; ++n) inputs[n] = place.fetch(row_of(n), col + col_of(n), exists(n));
+    raw16<Source::type> x[held];
     std::uint32_t largest = 0;
 #pragma unroll
     for (int n = 0; n < held; ++n) {
-      bool const exists = row_of_eight(n) < height && col_of_eight(n) < width;
-      x[n] = place.load(row_of_eight(n), col + col_of_eight(n), exists);
-    }
-#pragma unroll
-    for (int n = 0; n < held; ++n) largest = max(largest, largest_of(x[n]));
-    largest = __reduce_max_sync(0xffffffffU, largest);
-    if (threadIdx.x % 32 == 0) of_warp[parity][threadIdx.x / 32] = largest;
-    // One barrier per block of scales is enough: what is written next is the other half.
-    __syncthreads();
-    for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) {
-      largest = max(largest, of_warp[parity][warp]);
+      x[n] = source.numbers(inputs[n]);
+      largest = max(largest, largest_of(x[n]));
     }
     auto const global = global_factor::of(t.global, t.global_divides, expert);
-    stored_scale const scale = scale_for(t.scales.type, largest, largest_code_of<Code>, global);
+    block_factor const by = factor_for<Code>(t.scales.type, maximum.of(largest), global);
     if (threadIdx.x == 0) {
-      store_scale(t.scales, offset_of(t.scales, expert, grid_row, grid_col), scale.code);
+      store_scale(t.scales, offset_of(t.scales, expert, grid_row, grid_col), by.scale);
     }
-    divisor const by = divisor::of(global.applied_to(scale.value));
+    std::uint8_t* const to = codes_at<Code>(t.values, expert, row, col);
 #pragma unroll
     for (int n = 0; n < held; ++n) {
-      if (row_of_eight(n) >= height || col_of_eight(n) >= width) continue;
-      store8<Code>(codes_at<Code>(t.values, expert, row + row_of_eight(n), col + col_of_eight(n)),
-                   codes_of<Code>(x[n], by));
+      if (!exists(n)) continue;
+      store16<Code>(to + (row_of(n) * t.values.stride[1] + col_of(n)) * bits(Code) / 8,
+                    codes_of<Code>(x[n], by));
     }
   }
 }

@@ -8,14 +8,16 @@ namespace {
 template <dtype X>
 struct stack_source {
   static constexpr dtype type = X;
+  static constexpr int held = quantize_held(X) / 16;
+  using fetched = raw16<X>;
   tensor_view const& x;
 
   struct row_place {
     std::uint8_t const* data;
     index_t row_bytes;
 
-    __device__ raw8<X> load(index_t down, index_t col, bool exists) const {
-      return exists ? load8<X>(data + down * row_bytes + col * (bits(X) / 8)) : raw8<X>{};
+    __device__ fetched fetch(index_t down, index_t col, bool exists) const {
+      return exists ? load16<X>(data + down * row_bytes + col * (bits(X) / 8)) : fetched{};
     }
   };
   __device__ row_place row(index_t expert, index_t row) const {
@@ -23,11 +25,11 @@ struct stack_source {
     return {static_cast<std::uint8_t const*>(x.data) + offset_of(x, expert, row) * size,
             x.stride[1] * size};
   }
+  __device__ fetched const& numbers(fetched const& sixteen) const { return sixteen; }
 };
 
 template <dtype X, dtype Code>
-__global__ void __launch_bounds__(quantize_groups_threads)
-    quantize_groups(quantize_parameters const p) {
+__global__ void __launch_bounds__(groups_threads, 16) quantize_groups(quantize_parameters const p) {
   quantize_groups_of<Code>(stack_source<X>{p.x}, p.target);
 }
 

@@ -14,15 +14,27 @@ __device__ inline float bounded_quotient(float number, float factor, float large
   return exact < -largest_code ? -largest_code : (largest_code < exact ? largest_code : exact);
 }
 
-/// A factor and what makes dividing by it cheap.
-struct divisor {
-  float factor, reciprocal;
+/// Whether no step of quotient() can leave the normal numbers, except for quotients that are zero
+/// as codes.
+__device__ inline bool is_easy_factor(float factor) {
+  return factor >= 0x1p-60F && factor <= 0x1p60F;
+}
 
-  __device__ static divisor of(float factor) { return {factor, 1.0F / factor}; }
-  /// Whether no step of quotient() can leave the normal numbers, except for quotients that are zero
-  /// as codes.
-  __device__ bool is_easy() const { return factor >= 0x1p-60F && factor <= 0x1p60F; }
+/// What the codes of one block are made with: the stored scale and the factor that it stands for.
+struct block_factor {
+  std::uint32_t scale;
+  float factor;
+  float reciprocal;  ///< of the factor; 0: divide
 };
+
+/// The factor of any block, kept out of the way of the usual ones.
+__device__ __noinline__ inline block_factor unusual_factor(dtype type, std::uint32_t largest,
+                                                           float largest_code,
+                                                           global_factor global) {
+  stored_scale const scale = scale_for(type, largest, largest_code, global);
+  float const factor = global.applied_to(scale.value);
+  return {scale.code, factor, is_easy_factor(factor) ? reciprocal(factor) : 0.0F};
+}
 
 /// The largest code that quantize uses; integers stay symmetric.
 template <dtype Code>
@@ -34,6 +46,19 @@ inline constexpr float largest_code_of = Code == dtype::e4m3   ? 448.0F
 
 template <dtype Code>
 inline constexpr bool is_integer = Code == dtype::int8 || Code == dtype::int4;
+
+/// The factor of a block whose largest magnitude has the bits `largest`.
+template <dtype Code>
+__device__ inline block_factor factor_for(dtype type, std::uint32_t largest,
+                                          global_factor const& global) {
+  constexpr float most = largest_code_of<Code>, by = 1.0F / most;
+  constexpr std::uint32_t low = (127U - 40U) << 23, high = (127U + 60U) << 23;
+  if (type == dtype::f32 && !global.present && largest >= low && largest <= high) {
+    float const scale = quotient(__uint_as_float(largest), most, by);
+    return {__float_as_uint(scale), scale, reciprocal(scale)};
+  }
+  return unusual_factor(type, largest, most, global);
+}
 
 /// The largest magnitude of eight numbers, as bits of f32: infinity and NaN are larger than all
 /// others.
@@ -53,24 +78,30 @@ __device__ inline std::uint32_t largest_of(raw8<X> const& x) {
   }
 }
 
-/// The signs of eight bf16 or f16 as those of eight codes of 8 bits; `i` is 0 or 1: which four.
+/// The signs of four bf16 or f16 as those of four codes of 8 bits.
 __device__ inline std::uint32_t signs_of_four(std::uint32_t lower, std::uint32_t upper) {
   return __byte_perm(lower, upper, 0x7531) & 0x80808080U;
 }
 
-/// The codes of eight numbers divided by a factor.
+/// The codes of eight numbers with a division for each: for any factor, and kept out of the way of
+/// the usual case.
 template <dtype Code, dtype X>
-__device__ inline raw8<Code> codes_of(raw8<X> const& x, divisor const& by) {
+__device__ __noinline__ raw8<Code> divided_codes_of(raw8<X> x, float factor) {
   float numbers[8];
   decode8<X>(x, numbers);
-  if (!by.is_easy()) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      numbers[i] = bounded_quotient(numbers[i], by.factor, largest_code_of<Code>);
-      if (is_integer<Code> && numbers[i] != numbers[i]) numbers[i] = 0.0F;
-    }
-    return encode8<Code>(numbers);
+  for (int i = 0; i < 8; ++i) {
+    numbers[i] = bounded_quotient(numbers[i], factor, largest_code_of<Code>);
+    if (is_integer<Code> && numbers[i] != numbers[i]) numbers[i] = 0.0F;
   }
+  return encode8<Code>(numbers);
+}
+
+/// The codes of eight numbers whose quotients by the factor are easy.
+template <dtype Code, dtype X>
+__device__ inline raw8<Code> easy_codes_of(raw8<X> const& x, block_factor const& by) {
+  float numbers[8];
+  decode8<X>(x, numbers);
   if constexpr (is_integer<Code>) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -99,6 +130,44 @@ __device__ inline raw8<Code> codes_of(raw8<X> const& x, divisor const& by) {
     }
     return codes;
   }
+}
+
+/// Sixteen elements that lie side by side.
+template <dtype Type>
+struct raw16 {
+  raw8<Type> half[2];
+};
+
+template <dtype Type>
+__device__ inline raw16<Type> load16(void const* data) {
+  return {
+      {load8<Type>(data), load8<Type>(static_cast<std::uint8_t const*>(data) + bytes_of_8(Type))}};
+}
+
+/// Codes of 8 or 4 bits, past the caches and in one piece.
+template <dtype Code>
+__device__ inline void store16(void* data, raw16<Code> const& x) {
+  if constexpr (bits(Code) == 8) {
+    __stcs(static_cast<uint4*>(data),
+           make_uint4(x.half[0].word[0], x.half[0].word[1], x.half[1].word[0], x.half[1].word[1]));
+  } else {
+    __stcs(static_cast<uint2*>(data), make_uint2(x.half[0].word[0], x.half[1].word[0]));
+  }
+}
+
+template <dtype X>
+__device__ inline std::uint32_t largest_of(raw16<X> const& x) {
+  return max(largest_of(x.half[0]), largest_of(x.half[1]));
+}
+
+/// The codes of sixteen numbers divided by the factor of their block.
+template <dtype Code, dtype X>
+__device__ inline raw16<Code> codes_of(raw16<X> const& x, block_factor const& by) {
+  if (by.reciprocal != 0.0F) {
+    return {{easy_codes_of<Code>(x.half[0], by), easy_codes_of<Code>(x.half[1], by)}};
+  }
+  return {
+      {divided_codes_of<Code>(x.half[0], by.factor), divided_codes_of<Code>(x.half[1], by.factor)}};
 }
 
 }  // namespace moe64::cuda

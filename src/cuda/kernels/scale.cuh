@@ -32,7 +32,9 @@ struct global_factor {
 /// Block scale (grid_row, grid_col) of matrix `expert`.
 __device__ inline float load_scale(tensor_view const& scales, index_t expert, index_t grid_row,
                                    index_t grid_col) {
-  return load_number(scales.type, scales.data, offset_of(scales, expert, grid_row, grid_col));
+  index_t const offset = offset_of(scales, expert, grid_row, grid_col);
+  if (scales.type == dtype::f32) return static_cast<float const*>(scales.data)[offset];
+  return load_number(scales.type, scales.data, offset);
 }
 
 /// A scale as it is stored and as it will be read.

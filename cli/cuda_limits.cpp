@@ -1,0 +1,28 @@
+#include "machine.hpp"
+#include "moe64/cuda.hpp"
+
+#include <algorithm>
+
+namespace moe64::cli {
+
+machine_limits measure_cuda_limits(moe64::device where) {
+  // Larger than any cache, and small enough to leave room on any card.
+  index_t const bytes = std::min(index_t{4} << 30, cuda_info(where).memory_free / 4);
+  cuda_queue const queue(where);
+  cuda_buffer const from(bytes, where);
+  cuda_buffer const to(bytes, where);
+  cuda_fill(from.memory().data, 1, bytes, queue.get());
+  cuda_timer timer(where);
+  double best = 0.0;
+  for (int i = 0; i < 5; ++i) {
+    timer.start(queue.get());
+    cuda_copy(to.memory().data, from.memory().data, bytes, queue.get());
+    timer.stop(queue.get());
+    best = std::max(best, 2.0 * static_cast<double>(bytes) / (timer.milliseconds() / 1e3));
+  }
+  machine_limits limits;
+  limits.copy_bytes_per_s = best;
+  return limits;
+}
+
+}  // namespace moe64::cli

@@ -1,0 +1,77 @@
+#include "cuda/kernels/activate_quantize.hpp"
+
+#include "cuda/eights.hpp"
+#include "cuda/launch.hpp"
+#include "cuda/quantizing.hpp"
+
+#include <string>
+
+namespace moe64::cuda {
+namespace {
+
+constexpr team row_team = {activate_held, activate_rows_threads};
+
+quantize_target target_of_out(activate_args const& args) {
+  return target_of({args.out, args.scales, args.quantized}, {}, args.live_rows);
+}
+
+activate_quantize_parameters parameters_of(activate_args const& args) {
+  return {args.activation, args.gate, args.up, target_of_out(args)};
+}
+
+support takes_sixteens(activate_args const& args) {
+  if (bits(args.gate.type) != 16 || args.out.type != dtype::e4m3) {
+    return support::no("from " + std::string(name(args.gate.type)) + " to " +
+                       std::string(name(args.out.type)) + ", not from bf16 or f16 to e4m3");
+  }
+  for (auto const& [label, tensor] :
+       {std::pair{"gate", &args.gate}, std::pair{"up", &args.up}, std::pair{"out", &args.out}}) {
+    if (!tensor->present()) continue;
+    if (support const answer = can_take_sixteens(label, *tensor); !answer) return answer;
+  }
+  return support::yes();
+}
+
+support is_quantizing(activate_args const& args) {
+  if (args.quantized.kind != scale_kind::none) return support::yes();
+  return support::no("the result is not quantised");
+}
+
+}  // namespace
+
+support takes_quantized_groups(activate_args const& args) {
+  if (support const answer = is_quantizing(args); !answer) return answer;
+  support const answer = can_make_groups(target_of_out(args));
+  return answer ? takes_sixteens(args) : answer;
+}
+
+void run_quantized_groups(activate_args const& args, stream where) {
+  launcher on("activate", args, where);
+  activate_quantize_parameters const p = parameters_of(args);
+  index_t const tasks = group_tasks(p.target, p.gate.extent[0]);
+  on.launch(activate_groups_kernel(args.activation.kind, args.gate.type),
+            {on.blocks_for(tasks, one_task_each), groups_threads}, p);
+}
+
+support takes_quantized_rows(activate_args const& args) {
+  if (support const answer = is_quantizing(args); !answer) return answer;
+  if (args.quantized.kind != scale_kind::row) return support::no("a row has several scales");
+  support const answer = can_make_blocks(target_of_out(args), row_team);
+  return answer ? takes_sixteens(args) : answer;
+}
+
+void run_quantized_rows(activate_args const& args, stream where) {
+  launcher on("activate", args, where);
+  activate_quantize_parameters const p = parameters_of(args);
+  index_t const threads = threads_of_block(p.target, row_team);
+  on.launch(activate_rows_kernel(args.activation.kind, args.gate.type),
+            {on.blocks_for(p.gate.extent[0], one_task_each), narrow<int>(threads)}, p);
+}
+
+void run_quantized_reference(activate_args const& args, stream where) {
+  launcher on("activate", args, where);
+  on.launch(activate_quantize_reference_kernel(args.activation.kind),
+            {on.blocks_for(args.gate.extent[0], 8), 256}, parameters_of(args));
+}
+
+}  // namespace moe64::cuda

@@ -1,0 +1,78 @@
+#include "cuda/kernels/gather_quantize.hpp"
+
+#include "cuda/eights.hpp"
+#include "cuda/launch.hpp"
+#include "cuda/quantizing.hpp"
+
+#include <algorithm>
+#include <string>
+
+namespace moe64::cuda {
+namespace {
+
+quantize_target target_of_rows(gather_args const& args) {
+  return target_of({args.rows, args.row_scales, args.quantized});
+}
+
+gather_quantize_parameters parameters_of(gather_args const& args) {
+  return {args.x, args.plan, args.weighted, target_of_rows(args)};
+}
+
+support takes_sixteens(gather_args const& args) {
+  if (bits(args.x.type) != 16 || bits(args.rows.type) != 8) {
+    return support::no("from " + std::string(name(args.x.type)) + " to " +
+                       std::string(name(args.rows.type)) + ", not from 16 to 8 bits");
+  }
+  support const x = can_take_sixteens("x", args.x);
+  return x ? can_take_sixteens("rows", args.rows) : x;
+}
+
+support is_quantizing(gather_args const& args) {
+  if (args.quantized.kind != scale_kind::none) return support::yes();
+  return support::no("rows are not quantised");
+}
+
+}  // namespace
+
+support is_copy(gather_args const& args) {
+  if (args.quantized.kind == scale_kind::none) return support::yes();
+  return support::no("rows are quantised on the way");
+}
+
+support takes_quantized_groups(gather_args const& args) {
+  if (support const answer = is_quantizing(args); !answer) return answer;
+  support const answer = can_make_groups(target_of_rows(args));
+  return answer ? takes_sixteens(args) : answer;
+}
+
+void run_quantized_groups(gather_args const& args, stream where) {
+  launcher on("gather", args, where);
+  gather_quantize_parameters const p = parameters_of(args);
+  index_t const wanted = ceil_div(p.target.values.extent[2], gather_held);
+  index_t const threads = std::clamp<index_t>(align_up(wanted, 32), 32, 1024);
+  on.launch(gather_groups_kernel(p.x.type, p.target.values.type),
+            {on.blocks_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
+}
+
+support takes_quantized_rows(gather_args const& args) {
+  if (support const answer = is_quantizing(args); !answer) return answer;
+  if (args.quantized.kind != scale_kind::row) return support::no("a row has several scales");
+  support const answer = can_make_blocks(target_of_rows(args), {gather_held});
+  return answer ? takes_sixteens(args) : answer;
+}
+
+void run_quantized_rows(gather_args const& args, stream where) {
+  launcher on("gather", args, where);
+  gather_quantize_parameters const p = parameters_of(args);
+  index_t const threads = threads_of_block(p.target, {gather_held});
+  on.launch(gather_rows_kernel(p.x.type, p.target.values.type),
+            {on.blocks_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
+}
+
+void run_quantized_reference(gather_args const& args, stream where) {
+  launcher on("gather", args, where);
+  on.launch(gather_quantize_reference_kernel(), {on.blocks_for(args.plan.slots(), 8), 256},
+            parameters_of(args));
+}
+
+}  // namespace moe64::cuda

@@ -1,0 +1,103 @@
+# --- the host side of CUDA, on a mock of its runtime: in every build ----------------------------------------------------
+
+file(GLOB host_tests CONFIGURE_DEPENDS cuda_host/*_test.cpp)
+if(NOT MOE64_HAVE_CUDA) # whole operations need the launchers
+  list(FILTER host_tests EXCLUDE REGEX "/door_[a-z_]*test\\.cpp$")
+endif()
+add_executable(moe64_cuda_host ${host_tests} cuda_host/mock_runtime.cpp)
+moe64_compile_options(moe64_cuda_host)
+target_link_libraries(moe64_cuda_host PRIVATE moe64_test_support GTest::gtest_main)
+moe64_gtest_program(moe64_cuda_host unit 120)
+add_dependencies(moe64_unit_suite moe64_cuda_host)
+
+if(NOT MOE64_HAVE_CUDA)
+  return()
+endif()
+
+# --- the suites of operations once more, for a CUDA device ----------------------------------------------------------------
+#
+# With MOE64_TEST_CUDA target() (tests/support/target.hpp) is the first CUDA device. Without one every test is skipped.
+# What is about the CPU alone (threads, vector widths, its codes, the reading of files) is left out.
+
+moe64_test_support_library(moe64_test_support_cuda MOE64_TEST_CUDA=1)
+
+function(moe64_cuda_objects name)
+  add_library(${name} OBJECT ${ARGN})
+  moe64_compile_options(${name})
+  target_link_libraries(${name} PRIVATE moe64_test_support_cuda)
+endfunction()
+
+# moe64_cuda_program(name label seconds source...): on the real runtime, skipped as a whole where it has no device.
+function(moe64_cuda_program name label seconds)
+  add_executable(${name} ${ARGN} cuda/main.cpp)
+  moe64_compile_options(${name})
+  target_link_libraries(${name} PRIVATE moe64_test_support_cuda)
+  moe64_gtest_program(${name} ${label} ${seconds} RESOURCE_LOCK cuda)
+endfunction()
+
+# moe64_cuda_suite(name seconds source...): moe64_<name>_cuda; also as moe64_<name>_emulated, on the mock runtime with
+# the kernels of the CPU, which shows without a card that calls are moved, refused and compared as they should be.
+function(moe64_cuda_suite name seconds)
+  moe64_cuda_objects(moe64_${name}_cuda_objects ${ARGN})
+  moe64_cuda_program(moe64_${name}_cuda cuda ${seconds} $<TARGET_OBJECTS:moe64_${name}_cuda_objects>)
+  set(emulated moe64_${name}_emulated)
+  add_executable(${emulated} $<TARGET_OBJECTS:moe64_${name}_cuda_objects> cuda_host/mock_runtime.cpp
+                             cuda_host/emulated_backend.cpp)
+  moe64_compile_options(${emulated})
+  target_link_libraries(${emulated} PRIVATE moe64_test_support_cuda GTest::gtest_main)
+  moe64_gtest_program(${emulated} emulated ${seconds} TEST_FILTER ${cpu_refuses})
+endfunction()
+
+# Where the CPU refuses what a device cannot see.
+set(cpu_refuses
+    "-*.other_ids_*:activate.only_live_rows:quantize.only_live_rows_are_read_and_written:*.ids_that_are_no_expert")
+
+file(
+  GLOB operations CONFIGURE_DEPENDS
+  unit/activate_test.cpp
+  unit/grouped_gemm*_test.cpp
+  unit/layer_*_test.cpp
+  unit/movement_test.cpp
+  unit/plan_test.cpp
+  unit/quantize_test.cpp
+  unit/regression_test.cpp
+  unit/route_test.cpp
+  unit/width_test.cpp)
+list(FILTER operations EXCLUDE REGEX "/grouped_gemm_width_test\\.cpp$")
+file(GLOB properties CONFIGURE_DEPENDS property/*_test.cpp)
+list(FILTER properties EXCLUDE REGEX "/threads_test\\.cpp$")
+file(GLOB gradients CONFIGURE_DEPENDS gradient/*_test.cpp)
+list(FILTER gradients EXCLUDE REGEX "/oracle_gradient_test\\.cpp$")
+moe64_cuda_suite(unit 300 ${operations})
+moe64_cuda_suite(property 600 ${properties})
+moe64_cuda_suite(gradient 300 ${gradients})
+
+file(GLOB card_tests CONFIGURE_DEPENDS cuda/*_test.cpp)
+if(card_tests)
+  moe64_cuda_program(moe64_cuda cuda 300 ${card_tests})
+endif()
+
+file(GLOB huge_tests CONFIGURE_DEPENDS huge_cuda/*_test.cpp)
+moe64_cuda_program(moe64_huge_cuda huge_cuda 900 ${huge_tests})
+
+# --- mistakes on purpose ---------------------------------------------------------------------------------------------------
+
+add_executable(moe64_cuda_fault cuda_fault/main.cpp cuda_fault/kernels.cu)
+moe64_compile_options(moe64_cuda_fault)
+target_link_libraries(moe64_cuda_fault PRIVATE moe64_for_tests)
+add_test(NAME cuda.fault_is_reported_by_its_name COMMAND moe64_cuda_fault nowhere)
+set(fault_tests cuda.fault_is_reported_by_its_name)
+find_program(MOE64_COMPUTE_SANITIZER compute-sanitizer HINTS "${CUDAToolkit_BIN_DIR}")
+if(MOE64_COMPUTE_SANITIZER) # each of its tools is shown to find what it is there for
+  foreach(pair memcheck:bounds initcheck:uninitialised racecheck:race)
+    string(REPLACE ":" ";" pair ${pair})
+    list(GET pair 0 tool)
+    list(GET pair 1 kind)
+    set(name cuda.${tool}_finds_${kind})
+    add_test(NAME ${name} COMMAND ${MOE64_COMPUTE_SANITIZER} --tool ${tool} $<TARGET_FILE:moe64_cuda_fault> ${kind})
+    set_tests_properties(${name} PROPERTIES PASS_REGULAR_EXPRESSION "(ERROR|RACECHECK) SUMMARY: [1-9]"
+                                            SKIP_REGULAR_EXPRESSION "skipped: |Device not supported")
+    list(APPEND fault_tests ${name})
+  endforeach()
+endif()
+set_tests_properties(${fault_tests} PROPERTIES LABELS cuda TIMEOUT 120 RESOURCE_LOCK cuda SKIP_RETURN_CODE 77)

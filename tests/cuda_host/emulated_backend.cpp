@@ -1,0 +1,59 @@
+#include "backend.hpp"
+#include "cuda/launch.hpp"
+#include "moe64/cpu.hpp"
+#include "ops/dispatch.hpp"
+
+#include <stdexcept>
+
+/// In programs that link this file and the mock runtime, the backend of CUDA is that of the CPU:
+/// the memory of the mock's devices is that of the host. What runs between the tests and the
+/// kernels, the layer's memory on a device, and the tests that move calls there and back, can then
+/// be tested without a card.
+namespace moe64 {
+namespace {
+
+template <class Args>
+void run_on_cpu(Args const& args, stream where) {
+  cuda::launcher const on(operation_traits<Args>::name, args, where);
+  for (auto const& candidate : cpu_backend().*operation_traits<Args>::list) {
+    if (!candidate.supports(args)) continue;
+    candidate.run(args, cpu_stream());
+    return;
+  }
+  throw std::logic_error("no implementation on the CPU");
+}
+
+template <class Args>
+support any_call(Args const&) {
+  return support::yes();
+}
+
+template <class Args>
+implementation_list<Args> list_of() {
+  static constexpr implementation<Args> only[] = {{"reference", any_call<Args>, run_on_cpu<Args>}};
+  return only;
+}
+
+}  // namespace
+
+backend const& cuda_backend() {
+  static backend const table = {
+      .quantize = list_of<quantize_args>(),
+      .dequantize = list_of<dequantize_args>(),
+      .route = list_of<route_args>(),
+      .route_backward = list_of<route_backward_args>(),
+      .plan = list_of<plan_args>(),
+      .gather = list_of<gather_args>(),
+      .combine = list_of<combine_args>(),
+      .slot_weight_gradient = list_of<slot_weight_gradient_args>(),
+      .grouped_gemm = list_of<grouped_gemm_args>(),
+      .grouped_gemm_wgrad = list_of<grouped_gemm_wgrad_args>(),
+      .activate = list_of<activate_args>(),
+      .activate_backward = list_of<activate_backward_args>(),
+      .plan_scratch_bytes = cpu_backend().plan_scratch_bytes,
+      .multiplies_float8 = [] { return support::no("the emulation does not"); },
+  };
+  return table;
+}
+
+}  // namespace moe64
