@@ -51,11 +51,15 @@ void run_vectors(gather_args const& args, stream where) {
   launcher on("gather", args, where);
   // Blocks that do one step each and are gone keep the memory busier than blocks that stay.
   constexpr index_t most_blocks_each = index_t{1} << 20;
+  // Keeps the blocks of a Hopper multiprocessor to three: memory writes fewer rows at a time
+  // faster.
+  constexpr index_t unused_shared_bytes = index_t{75} << 10;
   index_t const vectors = ceil_div(args.x.extent[1] * bits(args.x.type), 128);
   index_t const scales = args.scales.present() ? args.scales.extent[1] : 0;
   index_t const pieces = args.plan.tokens * std::max(vectors, scales);
   on.launch(args.weighted ? gather_weighted_kernel(args.x.type) : gather_vectors_kernel(),
-            {on.blocks_for(ceil_div(pieces, gather_threads), most_blocks_each), gather_threads},
+            {on.blocks_for(ceil_div(pieces, gather_threads), most_blocks_each), gather_threads,
+             unused_shared_bytes},
             parameters_of(args));
 }
 

@@ -107,15 +107,18 @@ __device__ void read_ahead(tensor_view const& x, index_t block_bytes) {
   index_t const share = group / fetchers * block_bytes;
   index_t const this_group = (blockIdx.x - in_group) * block_bytes;
   index_t const next_group = this_group + group * block_bytes;
+  // Written rows leave the cache first; what was fetched stays until it has been read.
+  std::uint64_t until_read;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(until_read));
   // Nobody has fetched for the first group.
   for (index_t from = blockIdx.x < group ? this_group : next_group; from <= next_group;
        from += group * block_bytes) {
     index_t const begin = from + in_group * share;
     if (begin >= bytes) return;
     auto const size = static_cast<std::uint32_t>(min(share, bytes - begin));  // narrow-ok: a share
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(
                      static_cast<std::uint8_t const*>(x.data) + begin),
-                 "r"(size)
+                 "r"(size), "l"(until_read)
                  : "memory");
   }
 #endif

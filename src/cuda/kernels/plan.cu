@@ -188,7 +188,7 @@ struct sorted_slots {
 __global__ void __launch_bounds__(plan_threads) plan_rounds(plan_parameters const p) {
   constexpr int warps = plan_threads / 32;
   constexpr int per_thread = plan_rounds_step / plan_threads;
-  constexpr int at_once = 4;
+  constexpr int at_once = 8;
   static_assert(plan_rounds_slots < 0x10000);
   extern __shared__ __align__(16) std::uint8_t memory[];
   __shared__ std::int64_t warp_sums[warps];
@@ -200,6 +200,8 @@ __global__ void __launch_bounds__(plan_threads) plan_rounds(plan_parameters cons
   index_t const slots = p.plan.slots();
   index_t const begin = index_t{blockIdx.x} * plan_rounds_step;
 
+  sorted_slots<warps, per_thread> mine;
+  mine.load(p, begin, slots, 0, tile.width);
   others.clear();
   tile.clear_row(threadIdx.x / 32);
   for (int e = threadIdx.x; e < tile.width; e += plan_threads) {
@@ -227,8 +229,6 @@ __global__ void __launch_bounds__(plan_threads) plan_rounds(plan_parameters cons
     }
   }
   others.add(seen, 0);
-  sorted_slots<warps, per_thread> mine;
-  mine.load(p, begin, slots, 0, tile.width);
   mine.rank(tile);
   __syncthreads();
   for (int e = threadIdx.x; e < tile.width; e += plan_threads) tile.taken[e] = counted[e] >> 16;
