@@ -58,8 +58,9 @@ file(
   unit/grouped_gemm*_test.cpp
   unit/layer_*_test.cpp
   unit/movement_test.cpp
+  unit/negative_scale_test.cpp
   unit/plan_test.cpp
-  unit/quantize_test.cpp
+  unit/quantize*_test.cpp
   unit/regression_test.cpp
   unit/route_test.cpp
   unit/width_test.cpp)
