@@ -65,7 +65,7 @@ TEST_P(huge_movement, gather) {
   args.x = call.memory.tensor("x", purpose::input, dtype::bf16, {s.tokens, s.hidden});
   args.rows = call.memory.tensor("rows", purpose::output, dtype::bf16, {s.rows(), s.hidden});
   call.fill_bits(args.x, 0);
-  std::memset(args.rows.data, 0xff, static_cast<std::size_t>(args.rows.span_bytes()));
+  call.fill(args.rows, [](index_t) { return ~std::uint64_t{0}; });  // as the device begins
   call.expect_the_bits_of_the_cpu(args, [](auto const& a, stream where) { gather(a, where); });
 }
 
