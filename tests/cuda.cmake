@@ -59,7 +59,8 @@ file(
   unit/layer_*_test.cpp
   unit/movement_test.cpp
   unit/plan_test.cpp
-  unit/quantize_test.cpp
+  unit/negative_scale_test.cpp
+  unit/quantize*_test.cpp
   unit/regression_test.cpp
   unit/route_test.cpp
   unit/width_test.cpp)
