@@ -13,27 +13,6 @@
 namespace moe64::cases {
 namespace {
 
-weight_format format_of(dtype type) {
-  switch (type) {
-    case dtype::f32:
-      return weight_format::f32;
-    case dtype::bf16:
-      return weight_format::bf16;
-    case dtype::f16:
-      return weight_format::f16;
-    case dtype::e5m2:
-      return weight_format::e5m2;
-    case dtype::int8:
-      return weight_format::int8;
-    case dtype::int4:
-      return weight_format::int4;
-    case dtype::fp4:
-      return weight_format::mxfp4;
-    default:
-      return weight_format::e4m3;
-  }
-}
-
 /// The layer in the words of the table of tolerances.
 problem problem_of(layer_desc const& layer, loaded_options const& options) {
   problem p;
@@ -42,9 +21,10 @@ problem problem_of(layer_desc const& layer, loaded_options const& options) {
   p.inter = layer.inter();
   p.experts = layer.experts();
   p.top_k = options.top_k;
-  dtype const gate_up = layer.gate_up.weights.type();
   // where the projections differ, the one whose weights are rounded to io counts
-  p.weight = format_of(gate_up != options.io ? gate_up : layer.down.weights.type());
+  weight_stack const& weights =
+      layer.gate_up.weights.type() != options.io ? layer.gate_up.weights : layer.down.weights;
+  p.weight = format_of(weights.type(), weights.part(0).scales().type);
   p.scale = layer.gate_up.weights.layout();
   p.act = layer.activation;
   p.mode = layer.mode;

@@ -30,6 +30,8 @@ enum class routing_kind : std::uint8_t { uniform, zipf, one_expert, sentinel };
 /// group.
 enum class weight_format : std::uint8_t { f32, bf16, f16, e4m3, e5m2, int8, int4, mxfp4, nvfp4 };
 [[nodiscard]] MOE64_API dtype value_type(weight_format format) noexcept;
+/// The format of values and scales of these types; fp4 with e4m3 scales is nvfp4.
+[[nodiscard]] MOE64_API weight_format format_of(dtype value, dtype scale) noexcept;
 
 /// One problem = one line of key=value, such as
 ///   tokens=64 hidden=2048 inter=1536 experts=64 top_k=4 weight=e4m3 scale=block:128x128

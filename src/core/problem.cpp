@@ -282,6 +282,27 @@ std::string_view name(operation op) noexcept { return name_in(operations, op); }
 std::string_view name(activation kind) noexcept { return name_in(activations, kind); }
 std::string_view name(compute_mode mode) noexcept { return name_in(modes, mode); }
 
+weight_format format_of(dtype value, dtype scale) noexcept {
+  switch (value) {
+    case dtype::f32:
+      return weight_format::f32;
+    case dtype::bf16:
+      return weight_format::bf16;
+    case dtype::f16:
+      return weight_format::f16;
+    case dtype::e5m2:
+      return weight_format::e5m2;
+    case dtype::int8:
+      return weight_format::int8;
+    case dtype::int4:
+      return weight_format::int4;
+    case dtype::fp4:
+      return scale == dtype::e4m3 ? weight_format::nvfp4 : weight_format::mxfp4;
+    default:
+      return weight_format::e4m3;
+  }
+}
+
 dtype value_type(weight_format format) noexcept {
   switch (format) {
     case weight_format::f32:

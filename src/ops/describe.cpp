@@ -5,27 +5,6 @@
 namespace moe64 {
 namespace {
 
-weight_format format_of(dtype value, dtype scale) {
-  switch (value) {
-    case dtype::f32:
-      return weight_format::f32;
-    case dtype::bf16:
-      return weight_format::bf16;
-    case dtype::f16:
-      return weight_format::f16;
-    case dtype::e5m2:
-      return weight_format::e5m2;
-    case dtype::int8:
-      return weight_format::int8;
-    case dtype::int4:
-      return weight_format::int4;
-    case dtype::fp4:
-      return scale == dtype::e4m3 ? weight_format::nvfp4 : weight_format::mxfp4;
-    default:
-      return weight_format::e4m3;
-  }
-}
-
 void set_format(problem& p, dtype value, dtype scale, granularity const& layout) {
   p.weight = format_of(value, scale);
   p.scale = layout;

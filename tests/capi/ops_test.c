@@ -258,6 +258,21 @@ static void test_gather_and_combine(void) {
   const uint8_t want[slots][2] = {{1, 2}, {5, 6}, {1, 2}, {5, 6}, {0, 0}, {0, 0}};
   CHECK(memcmp(moved, want, sizeof want) == 0);
   CHECK_ARRAY(moved_scales, 10.0F, 30.0F, 10.0F, 30.0F, 0.0F, 0.0F);
+
+  // Or they are made on the way, from numbers.
+  memset(moved, 0, sizeof moved);
+  memset(moved_scales, 0, sizeof moved_scales);
+  gather.x = tensor2(x, MOE64_DTYPE_F32, tokens, 2);
+  memset(&gather.scales, 0, sizeof gather.scales);
+  gather.quantized.kind = MOE64_SCALE_ROW;
+  REQUIRE(moe64_gather(&gather, here()) == MOE64_OK);
+  const uint8_t made[slots][2] = {{64, 127}, {106, 127}, {64, 127}, {106, 127}, {0, 0}, {0, 0}};
+  CHECK(memcmp(moved, made, sizeof made) == 0);
+  CHECK(moved_scales[0][0] == 2.0F / 127.0F && moved_scales[3][0] == 6.0F / 127.0F);
+  CHECK_FORCED(moe64_gather, gather);
+  memset(&gather.quantized, 0, sizeof gather.quantized);
+  gather.x = tensor2(codes, MOE64_DTYPE_INT8, tokens, 2);
+  gather.scales = tensor2(scales, MOE64_DTYPE_F32, tokens, 1);
   CHECK_FORCED(moe64_gather, gather);
   CHECK_FORCED(moe64_combine, combine);
   free(memory.data);

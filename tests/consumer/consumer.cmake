@@ -15,7 +15,7 @@ function(moe64_consumer_test name)
       "${CMAKE_COMMAND}" -D STEP=${name} -D SOURCE_DIR=${PROJECT_SOURCE_DIR} -D BUILD_DIR=${PROJECT_BINARY_DIR} -D
       WORK_DIR=${moe64_consumer_dir} -D EXAMPLE=${moe64_example} -D GENERATOR=${CMAKE_GENERATOR} -D
       CXX=${CMAKE_CXX_COMPILER} -D LIBDIR=${CMAKE_INSTALL_LIBDIR} -D LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER} -D
-      CONFIG=$<CONFIG> -P "${PROJECT_SOURCE_DIR}/tests/consumer/run.cmake")
+      CONFIG=$<CONFIG> -D SHARED=${BUILD_SHARED_LIBS} -D WERROR=${MOE64_WERROR} -P "${PROJECT_SOURCE_DIR}/tests/consumer/run.cmake")
   set_tests_properties(consumer.${name} PROPERTIES LABELS consumer ${ARGN})
 endfunction()
 

@@ -27,7 +27,8 @@ elseif(STEP STREQUAL "find_package")
   build_consumer("-DCMAKE_PREFIX_PATH=${prefix}" -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
 
 elseif(STEP STREQUAL "add_subdirectory")
-  build_consumer("-DMOE64_SOURCE_DIR=${SOURCE_DIR}")
+  # Compiled as the build that runs this test compiles it, so that ccache has the objects already.
+  build_consumer("-DMOE64_SOURCE_DIR=${SOURCE_DIR}" "-DBUILD_SHARED_LIBS=${SHARED}" "-DMOE64_WERROR=${WERROR}")
 
 elseif(STEP STREQUAL "pkg_config")
   find_program(pkg_config NAMES pkg-config pkgconf REQUIRED)

@@ -29,10 +29,10 @@ template <class Body>
 void without_memory(Body const& body) {
   on_huge_memory([&] {
     EXPECT_MOE64_ERROR(static_cast<void>(checked_mul(two_62, 4)), errc::size_overflow);  // warm up
-    index_t const resident = resident_bytes();
+    index_t const anonymous = anonymous_bytes();
     index_t const addresses = address_bytes();
     body();
-    EXPECT_LT(resident_bytes() - resident, index_t{1} << 20);
+    EXPECT_LT(anonymous_bytes() - anonymous, index_t{1} << 20);
     EXPECT_LT(address_bytes() - addresses, index_t{1} << 20);
   });
 }

@@ -200,15 +200,16 @@ index_t peak_resident_bytes() {
   return usage.ru_maxrss * 1024;
 }
 
-index_t resident_bytes() {
+index_t anonymous_bytes() {
   long total = 0;
   long resident = 0;
+  long of_files = 0;
   std::FILE* const file = std::fopen("/proc/self/statm", "r");
   if (file == nullptr) throw machine_refuses("/proc/self/statm cannot be read");
-  int const read = std::fscanf(file, "%ld %ld", &total, &resident);
+  int const read = std::fscanf(file, "%ld %ld %ld", &total, &resident, &of_files);
   std::fclose(file);
-  if (read != 2) throw machine_refuses("/proc/self/statm cannot be read");
-  return index_t{resident} * page_bytes;
+  if (read != 3) throw machine_refuses("/proc/self/statm cannot be read");
+  return index_t{resident - of_files} * page_bytes;
 }
 
 }  // namespace moe64::test

@@ -143,7 +143,8 @@ class batched_executor final : public cpu_executor {
 
 /// Most memory that this process has ever had at once.
 [[nodiscard]] index_t peak_resident_bytes();
-[[nodiscard]] index_t resident_bytes();
+/// Resident memory that belongs to no file: pages of the program itself come in as it runs.
+[[nodiscard]] index_t anonymous_bytes();
 
 /// The body of a test on huge memory: skipped, loudly, where the machine gives no addresses; failed
 /// where it used memory after all.
