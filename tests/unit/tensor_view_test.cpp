@@ -212,7 +212,7 @@ TEST(arena, a_query_and_its_run_agree_to_the_byte) {
   static_cast<void>(cut(measure));
   EXPECT_EQ(measure.bytes(), 64 + 64 + 6);
   test_tensor const memory = test::make_workspace(measure.bytes());
-  arena real{memory.as_workspace()};
+  arena real{memory.as_workspace(), device::cpu()};
   tensor_view const last = cut(real);
   EXPECT_EQ(real.bytes(), measure.bytes());
   EXPECT_EQ(last.data, static_cast<char*>(memory.view().data) + 128);
