@@ -107,10 +107,10 @@ struct float8_table {
     __m512i low, high;
   };
   [[nodiscard, gnu::always_inline]] bytes look_up(__m512i codes) const {
-    constexpr int or_of_and = 0xf8;  // a | (b & c)
+    constexpr int xor_of_and = 0x78;  // a ^ (b & c): a scale may be negative
     __m512i const magnitude = _mm512_permutex2var_epi8(high[0], codes, high[1]);
     return {_mm512_permutex2var_epi8(low[0], codes, low[1]),
-            _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(-128), or_of_and)};
+            _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(-128), xor_of_and)};
   }
 
   [[nodiscard, gnu::always_inline]] pair decode(__m512i codes) const {
