@@ -102,7 +102,7 @@ void add_convert(CLI::App* verb, convert_options_asked* asked) {
                                                       {"fp8-row", convert_target::fp8_row}};
   verb->add_option("--to", asked->what.to, "What quantised weights become")
       ->required()
-      ->transform(CLI::CheckedTransformer(targets))
+      ->transform(CLI::CheckedTransformer(targets).description(""))
       ->type_name("bf16|f16|fp8-block|fp8-row");
   add_bytes(verb, "--memory", &asked->what.memory_bytes, "Memory for buffers (default 512MiB)");
   add_bytes(verb, "--shard-size", &asked->what.shard_bytes,
@@ -215,7 +215,7 @@ exit_code run_tool(int argc, char** argv) {
   verify_verb
       ->add_option("--data", verify_asked.data,
                    "random: realistic numbers within a bound; exact: small integers, equal bits")
-      ->transform(CLI::CheckedTransformer(modes))
+      ->transform(CLI::CheckedTransformer(modes).description(""))
       ->type_name("random|exact");
   verify_verb
       ->add_option("--budget", verify_asked.budget,

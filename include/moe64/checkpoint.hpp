@@ -36,7 +36,7 @@ struct checkpoint_finding {
 struct checkpoint_options {
   bool lenient = false;       ///< accept unknown fields in safetensors headers
   bool follow_links = false;  ///< any symbolic link, not only those of a Hub cache
-  bool mapped = false;        ///< mmap instead of pread: for files that nobody changes
+  bool mapped = false;        ///< mmap instead of pread
   /// What the files leave open or say wrongly, such as "block=128x128": docs/checkpoints.md.
   std::vector<std::string> assume = {};
 };

@@ -192,10 +192,6 @@ void folder::read(tensor_entry const& tensor, index_t offset, std::span<std::byt
   file.read(checked_add(tensor.begin, offset), into);
 }
 
-std::span<std::byte const> folder::mapped(tensor_entry const& tensor) const {
-  return file_of(state_->files, tensor.shard).mapped(tensor.begin, tensor.bytes);
-}
-
 void folder::check_unchanged(index_t shard) const {
   file_of(state_->files, shard).check_unchanged();
 }

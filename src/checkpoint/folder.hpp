@@ -21,7 +21,7 @@ namespace moe64::checkpoint {
 /// How bytes of tensors are read.
 enum class read_mode : std::uint8_t {
   positioned,  ///< pread: a file that shrinks is an error, never a signal
-  mapped,  ///< mmap: no copy, but a file that shrinks while it is read ends the process (SIGBUS)
+  mapped,      ///< mmap: the same, from pages that the process shares with the system's cache
 };
 
 struct open_options {
@@ -71,10 +71,6 @@ class folder {
   /// Fills `into` with the bytes of the tensor from `offset` on; errc::io_failure when the file
   /// shrank or cannot be read.
   void read(tensor_entry const& tensor, index_t offset, std::span<std::byte> into) const;
-
-  /// The tensor in the mapped file, for read_mode::mapped alone. Not aligned to its type. Look at
-  /// it, then call check_unchanged before the result is trusted.
-  [[nodiscard]] std::span<std::byte const> mapped(tensor_entry const& tensor) const;
 
   /// errc::io_failure when the shard's file has another size or time than when it was opened.
   void check_unchanged(index_t shard) const;

@@ -134,17 +134,21 @@ void input_file::check_size() const {
   }
 }
 
+index_t input_file::read_piece(std::span<std::byte> into, index_t offset) const {
+  if (!is_mapped()) return files_->read_at(descriptor_, into, offset);
+  check_size();
+  index_t const got = files_->copy_mapped(mapping_ + offset, into);
+  // Containers may forbid the call; reading the file is never forbidden.
+  if (got == -EPERM || got == -ENOSYS) return files_->read_at(descriptor_, into, offset);
+  check_size();
+  return got;
+}
+
 void input_file::read(index_t offset, std::span<std::byte> into) const {
   check_range(offset, static_cast<index_t>(into.size()));
-  if (is_mapped()) {
-    check_size();
-    if (!into.empty()) std::memcpy(into.data(), mapping_ + offset, into.size());
-    check_size();
-    return;
-  }
   while (!into.empty()) {
     std::size_t const wanted = std::min(into.size(), static_cast<std::size_t>(piece_bytes));
-    index_t const got = files_->read_at(descriptor_, into.first(wanted), offset);
+    index_t const got = read_piece(into.first(wanted), offset);
     if (got == -EINTR) continue;
     if (got < 0) {
       fail(errc::io_failure, "[read] {}: reading {} bytes at {}: {}", escaped_path(path_), wanted,
@@ -166,14 +170,6 @@ void input_file::map() {
     mapping_ = nullptr;
     refuse(path_, "mapping", -result);
   }
-}
-
-std::span<std::byte const> input_file::mapped(index_t offset, index_t bytes) const {
-  check_range(offset, bytes);
-  if (bytes == 0) return {};
-  if (!is_mapped()) fail(errc::invalid_argument, "[read] {}: is not mapped", escaped_path(path_));
-  check_size();
-  return {mapping_ + offset, static_cast<std::size_t>(bytes)};
 }
 
 void input_file::check_unchanged() const {

@@ -39,12 +39,9 @@ class input_file {
   void read(index_t offset, std::span<std::byte> into) const;
 
   /// Maps the whole file; then read() copies from there, and fails when the size has changed before
-  /// or during the copy. A file that shrinks in between ends the process with SIGBUS: only for
-  /// files that nobody changes.
+  /// or during the copy.
   void map();
   [[nodiscard]] bool is_mapped() const noexcept { return mapping_ != nullptr; }
-  /// Bytes of a mapped file, after a look at its size. Call check_unchanged() when done with them.
-  [[nodiscard]] std::span<std::byte const> mapped(index_t offset, index_t bytes) const;
 
   /// Fails when size or time of the file are not what they were when it was opened.
   void check_unchanged() const;
@@ -57,6 +54,8 @@ class input_file {
   void close() noexcept;
   void check_range(index_t offset, index_t bytes) const;
   void check_size() const;
+  /// One piece, from the mapping where there is one; the bytes read, or a negative errno.
+  [[nodiscard]] index_t read_piece(std::span<std::byte> into, index_t offset) const;
 
   file_system const* files_;
   std::string path_;

@@ -64,6 +64,10 @@ class file_system {
 
   virtual int map(int descriptor, index_t bytes, std::byte const*& address) const = 0;
   virtual int unmap(std::byte const* address, index_t bytes) const = 0;
+  /// Copies from a mapping, through the kernel: pages that a shrunken file has lost give -EFAULT
+  /// where the processor would raise a signal. Returns the bytes copied, maybe fewer than asked
+  /// for; -EPERM or -ENOSYS where the system does not offer it.
+  virtual index_t copy_mapped(std::byte const* from, std::span<std::byte> into) const = 0;
 };
 
 /// The real one.

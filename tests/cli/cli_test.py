@@ -179,6 +179,7 @@ class Texts(Tool):
         self.assertIn("Exit codes", overview)
         for verb in VERBS:
             text = self.expect(OK, verb, "--help").stdout
+            self.assertTrue(all(c.isprintable() or c == "\n" for c in text), f"{verb} --help is not fit for a terminal")
             self.assertGreater(len(text), 200, verb)
         for verb in ("verify", "bench"):
             text = self.expect(OK, verb, "--help").stdout

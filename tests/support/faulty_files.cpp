@@ -98,6 +98,12 @@ int faulty_files::unmap(std::byte const* address, index_t bytes) const {
   int const result = real_.unmap(address, bytes);
   return answer != 0 ? answer : result;
 }
+index_t faulty_files::copy_mapped(std::byte const* from, std::span<std::byte> into) const {
+  int const answer = ask("copy_mapped");
+  if (answer != 0) return answer;
+  auto const count = std::min<std::size_t>(into.size(), static_cast<std::size_t>(longest_transfer));
+  return real_.copy_mapped(from, into.first(count));
+}
 
 faulty_files::hook failing(std::string_view call, int error_number) {
   return [call = std::string(call), error_number](std::string_view now, index_t) {

@@ -42,6 +42,7 @@ class faulty_files : public checkpoint::file_system {
   int lock(int descriptor) const override;
   int map(int descriptor, index_t bytes, std::byte const*& address) const override;
   int unmap(std::byte const* address, index_t bytes) const override;
+  index_t copy_mapped(std::byte const* from, std::span<std::byte> into) const override;
 
  protected:
   int ask(std::string_view call) const;

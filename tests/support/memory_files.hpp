@@ -65,6 +65,7 @@ class memory_files : public checkpoint::file_system {
   int lock(int) const override { return -ENOSYS; }
   int map(int, index_t, std::byte const*&) const override { return -ENOSYS; }
   int unmap(std::byte const*, index_t) const override { return -ENOSYS; }
+  index_t copy_mapped(std::byte const*, std::span<std::byte>) const override { return -ENOSYS; }
 
  private:
   std::string const& content(int descriptor) const {

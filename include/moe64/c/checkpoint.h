@@ -16,7 +16,7 @@ typedef struct moe64_checkpoint_options {
   uint64_t struct_size;
   uint8_t lenient;       ///< flag: accept unknown fields in safetensors headers
   uint8_t follow_links;  ///< flag: any symbolic link, not only those of a Hub cache
-  uint8_t mapped;        ///< flag: mmap instead of pread, for files that nobody changes
+  uint8_t mapped;        ///< flag: mmap instead of pread
   uint8_t reserved[5];
   /// What the files leave open or say wrongly, such as "block=128x128"; NULL when there are none.
   const char* const* assume;
