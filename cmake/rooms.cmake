@@ -21,6 +21,15 @@ function(moe64_object_library target)
   target_compile_definitions(${target} PRIVATE $<$<NOT:$<BOOL:${BUILD_SHARED_LIBS}>>:MOE64_STATIC>)
 endfunction()
 
+# moe64_device_code(target): how kernels are compiled.
+function(moe64_device_code target)
+  target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::nvtx3)
+  # -fmad=false is the -ffp-contract=off of device code; relaxed constexpr lets kernels use the codecs of core.
+  target_compile_options(
+    ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false;-lineinfo;--threads=2>"
+                      "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all;--Werror=all-warnings>")
+endfunction()
+
 # moe64_room(name [EXTRA file...]): src/<name>/ as the object library moe64_<name>_objects, a part of libmoe64.
 function(moe64_room name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "EXTRA")
@@ -35,6 +44,9 @@ function(moe64_room name)
   if(name STREQUAL "cuda")
     if(MOE64_HAVE_CUDA)
       list(FILTER sources EXCLUDE REGEX "/runtime_absent\\.cpp$")
+      set(hopper_kernels ${sources})
+      list(FILTER hopper_kernels INCLUDE REGEX "_wgmma[a-z0-9_]*\\.cu$")
+      list(FILTER sources EXCLUDE REGEX "_wgmma[a-z0-9_]*\\.cu$")
     else() # no kernels: what remains answers that there are no devices, and is tested with a runtime of its own
       list(FILTER sources INCLUDE REGEX "/(device|launch|memory|runtime_absent)\\.cpp$")
     endif()
@@ -53,11 +65,15 @@ function(moe64_room name)
   elseif(name STREQUAL "checkpoint")
     target_link_libraries(${target} PRIVATE nlohmann_json::nlohmann_json)
   elseif(name STREQUAL "cuda" AND MOE64_HAVE_CUDA)
-    target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::nvtx3)
-    # -fmad=false is the -ffp-contract=off of device code; relaxed constexpr lets kernels use the codecs of core.
-    target_compile_options(
-      ${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-fmad=false;-lineinfo;--threads=2>"
-                        "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all;--Werror=all-warnings>")
+    moe64_device_code(${target})
+    target_compile_definitions(${target} PRIVATE $<$<BOOL:${MOE64_HAVE_HOPPER}>:MOE64_HAVE_HOPPER=1>)
+    if(MOE64_HAVE_HOPPER)
+      moe64_object_library(moe64_hopper_objects ${hopper_kernels})
+      moe64_device_code(moe64_hopper_objects)
+      set_target_properties(moe64_hopper_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)
+      target_include_directories(moe64_hopper_objects SYSTEM PRIVATE "${MOE64_CUTLASS_INCLUDE}")
+      set_property(GLOBAL APPEND PROPERTY MOE64_ROOM_OBJECTS $<TARGET_OBJECTS:moe64_hopper_objects>)
+    endif()
   endif()
   set_property(GLOBAL APPEND PROPERTY MOE64_ROOM_OBJECTS $<TARGET_OBJECTS:${target}>)
 endfunction()

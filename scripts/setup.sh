@@ -1,12 +1,28 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [group...]: installs the Debian packages that a task needs and that are missing.
+# scripts/setup.sh [group...]: installs the Debian packages that a task needs and that are missing, and where there is
+# nvcc the headers of CUTLASS for the Hopper kernels (into .venv/cutlass, nothing of them is run).
 # Groups: build (the default), tidy, fmt, fuzz, bench. Touches neither network nor system when nothing is missing.
 set -euo pipefail
+
+cutlass=nvidia-cutlass==4.2.0.0
+cutlass_folder=$(dirname "$0")/../.venv/cutlass
+
+bring_cutlass() { # a failure is no error: without them the build leaves the Hopper kernels out
+  command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]] || return 0
+  [[ $(cat "$cutlass_folder/version" 2>/dev/null) == "$cutlass" ]] && return 0
+  echo "setup: fetching $cutlass"
+  rm -rf "$cutlass_folder"
+  if python3 -m pip install --quiet --root-user-action=ignore --no-deps --target "$cutlass_folder" "$cutlass"; then
+    echo "$cutlass" >"$cutlass_folder/version"
+  else
+    echo "setup: $cutlass cannot be had; the build will have no Hopper kernels" >&2
+  fi
+}
 
 # package, or package:command where any installation of the command will do
 declare -A groups=(
   [build]="build-essential:c++ cmake:cmake ninja-build:ninja ccache:ccache pkg-config:pkg-config python3:python3
-           libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libfmt-dev libhwy-dev"
+           python3-pip:pip3 libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libfmt-dev libhwy-dev"
   [tidy]="clang:clang++ clang-tidy:clang-tidy"
   [fmt]="clang-format:clang-format"
   [fuzz]="clang:clang++"
@@ -35,6 +51,7 @@ for group in "$@"; do
 done
 
 if ! command -v dpkg-query >/dev/null; then
+  bring_cutlass
   echo "setup: not a Debian system; please provide what these packages hold: ${wanted[*]%%:*}" >&2
   exit 0
 fi
@@ -44,6 +61,7 @@ for entry in "${wanted[@]}"; do
   is_installed "$entry" || missing+=("${entry%%:*}")
 done
 if [[ ${#missing[@]} -eq 0 ]]; then
+  bring_cutlass
   exit 0
 fi
 
@@ -60,3 +78,4 @@ fi
 apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
 "${apt[@]}" update
 "${apt[@]}" install --yes --no-install-recommends "${missing[@]}"
+bring_cutlass

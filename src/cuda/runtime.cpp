@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <iterator>
 
@@ -73,6 +74,43 @@ status launch_kernel(launch_config const& config) {
   return cudaLaunchKernelExC(&launch, config.function, arguments);
 }
 
+using encode_function = decltype(&cuTensorMapEncodeTiled);
+
+/// The driver is asked for its function when it is first needed: the library loads without one.
+encode_function find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  cudaError_t const code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                            12000, cudaEnableDefault, &found);
+  if (code != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<encode_function>(function);
+}
+
+status encode_map(tensor_box const& box, tensor_map* map) {
+  static encode_function const encode = find_encode();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  cuuint64_t extent[3], stride[2];
+  cuuint32_t sides[3];
+  constexpr cuuint32_t steps[3] = {1, 1, 1};
+  for (int i = 0; i < box.rank; ++i) {
+    extent[i] = static_cast<cuuint64_t>(box.extent[i]);
+    sides[i] = static_cast<cuuint32_t>(box.box[i]);
+    if (i > 0) stride[i - 1] = static_cast<cuuint64_t>(box.stride_bytes[i - 1]);
+  }
+  static_assert(sizeof(tensor_map) == sizeof(CUtensorMap));
+  CUtensorMap encoded;
+  CUresult const code = encode(
+      &encoded,
+      box.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
+      static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), extent, stride, sides, steps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE,
+      box.swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (code != CUDA_SUCCESS) return cudaErrorInvalidValue;
+  std::memcpy(map, &encoded, sizeof(encoded));
+  return cudaSuccess;
+}
+
 status end_capture(void* stream, void** graph) {
   cudaGraph_t recorded = nullptr;
   status code = cudaStreamEndCapture(as_stream(stream), &recorded);
@@ -96,6 +134,12 @@ runtime const& the_runtime() {
       .shared_bytes = [](int device, int* bytes) -> status {
         return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
       },
+      .capability = [](int device, int* major, int* minor) -> status {
+        status const code =
+            cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, device);
+        if (code != cudaSuccess) return code;
+        return cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, device);
+      },
       .memory_free = [](index_t* bytes) -> status {
         std::size_t available = 0, total = 0;
         status const code = cudaMemGetInfo(&available, &total);
@@ -106,6 +150,7 @@ runtime const& the_runtime() {
       .stream_device = [](void* stream, int* device) -> status {
         return get_stream_device(as_stream(stream), device);
       },
+      .encode = encode_map,
       .launch = launch_kernel,
       .fill = [](void* data, int byte, index_t bytes, void* stream) -> status {
         return cudaMemsetAsync(data, byte, as_size(bytes), as_stream(stream));

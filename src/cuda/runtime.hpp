@@ -2,6 +2,8 @@
 
 #include "moe64/index.hpp"
 
+#include <cstdint>
+
 /// The few functions of the CUDA runtime that moe64 uses, as a table of plain C++: everything of
 /// this room but the kernels compiles without CUDA's headers, and tests put a machine of eight
 /// devices in its place.
@@ -34,6 +36,22 @@ struct launch_config {
   void const* parameters = nullptr;
 };
 
+/// A tensor of rank 2 or 3 in device memory that Hopper's copy engine takes boxes from. Its
+/// innermost dimension is contiguous; what a box has behind an extent is zero.
+struct tensor_box {
+  void const* data = nullptr;
+  int element_bytes = 1;  ///< 1 or 2
+  int rank = 2;
+  index_t extent[3] = {};        ///< innermost first, below 2^32
+  index_t stride_bytes[2] = {};  ///< of dimensions 1 and 2; multiples of 16, below 2^40
+  int box[3] = {};               ///< at most 256 each; box[0] fills swizzle_bytes
+  int swizzle_bytes = 128;       ///< 64 or 128
+};
+/// The same as the copy engine reads it: a CUtensorMap.
+struct alignas(64) tensor_map {
+  std::uint64_t words[16] = {};
+};
+
 struct runtime {
   status (*device_count)(int* count);
   status (*get_device)(int* device);
@@ -41,11 +59,13 @@ struct runtime {
   status (*properties)(int device, device_properties* properties);  ///< slow: a millisecond
   status (*multiprocessors)(int device, int* count);
   status (*shared_bytes)(int device, int* bytes);  ///< that one block may ask for
+  status (*capability)(int device, int* major, int* minor);
   status (*memory_free)(index_t* bytes);  ///< of the current device
 
   status (*owner)(void const* pointer, memory_owner* owner);
   status (*stream_device)(void* stream, int* device);
 
+  status (*encode)(tensor_box const& box, tensor_map* map);  ///< nothing happens on a device
   status (*launch)(launch_config const& config);
   status (*fill)(void* data, int byte, index_t bytes, void* stream);
   status (*copy)(void* to, void const* from, index_t bytes, void* stream);  ///< any direction

@@ -47,11 +47,12 @@ std::vector<runtime_call> every_call() {
 
 std::string name(runtime_call call) {
   constexpr char const* names[] = {
-      "device_count",   "get_device",    "set_device",   "properties",    "multiprocessors",
-      "shared_bytes",   "memory_free",   "owner",        "stream_device", "launch",
-      "fill",           "copy",          "allocate",     "release",       "create_stream",
-      "destroy_stream", "wait",          "create_event", "destroy_event", "record",
-      "elapsed",        "begin_capture", "end_capture",  "replay",        "destroy_graph"};
+      "device_count",  "get_device",    "set_device",     "properties",    "multiprocessors",
+      "shared_bytes",  "capability",    "memory_free",    "owner",         "stream_device",
+      "encode",        "launch",        "fill",           "copy",          "allocate",
+      "release",       "create_stream", "destroy_stream", "wait",          "create_event",
+      "destroy_event", "record",        "elapsed",        "begin_capture", "end_capture",
+      "replay",        "destroy_graph"};
   return names[static_cast<int>(call)];
 }
 
@@ -175,6 +176,25 @@ struct mock_table {
     return m().call(runtime_call::multiprocessors, [&] {
       *count = mock_cuda::multiprocessors;
       return exists(device) ? 0 : invalid_device;
+    });
+  }
+  static cuda::status capability(int device, int* major, int* minor) {
+    return m().call(runtime_call::capability, [&] {
+      *major = 9;
+      *minor = 0;
+      return exists(device) ? 0 : invalid_device;
+    });
+  }
+  static cuda::status encode(cuda::tensor_box const& box, cuda::tensor_map* map) {
+    return m().call(runtime_call::encode, [&] {
+      *map = {};
+      bool legal_box = reinterpret_cast<std::uintptr_t>(box.data) % 16 == 0;
+      for (int i = 0; i < box.rank; ++i) {
+        legal_box &= box.extent[i] > 0 && box.extent[i] <= index_t{1} << 32;
+        legal_box &= box.box[i] > 0 && box.box[i] <= 256;
+        if (i > 0) legal_box &= box.stride_bytes[i - 1] % 16 == 0;
+      }
+      return legal_box ? 0 : invalid_value;
     });
   }
   static cuda::status shared_bytes(int device, int* bytes) {
@@ -348,9 +368,11 @@ runtime const& the_runtime() {
       .properties = mock_table::properties,
       .multiprocessors = mock_table::multiprocessors,
       .shared_bytes = mock_table::shared_bytes,
+      .capability = mock_table::capability,
       .memory_free = mock_table::memory_free,
       .owner = mock_table::owner,
       .stream_device = mock_table::stream_device,
+      .encode = mock_table::encode,
       .launch = mock_table::launch,
       .fill = mock_table::fill,
       .copy = mock_table::copy,

@@ -13,6 +13,9 @@ struct tile_cut {
   index_t capacity;          ///< rows of the operands: no range reaches past them
   index_t row_tile;          ///< rows of a tile
   index_t out_tiles;         ///< tiles of outputs
+  /// 0: tiles of an expert are row_tile high, the last one has the rest. Otherwise they are about
+  /// equally high, in multiples of this, which divides row_tile.
+  index_t granule = 0;
 
   [[nodiscard]] __device__ index_t experts() const { return expert_begin.extent[0] - 1; }
   /// A range that is none (the host cannot look) never leads outside of the operands.
@@ -26,6 +29,11 @@ struct tile_cut {
   }
   [[nodiscard]] __device__ index_t tiles(index_t expert) const {
     return ceil_div(rows(expert), row_tile) * out_tiles;
+  }
+  /// Rows of each tile of an expert that has `rows` of them, but the last.
+  [[nodiscard]] __device__ index_t step(index_t rows, index_t row_tiles) const {
+    if (granule == 0 || row_tiles == 0) return row_tile;
+    return ceil_div(ceil_div(rows, row_tiles), granule) * granule;
   }
 };
 
@@ -123,8 +131,9 @@ class expert_tiles {
     index_t const left = row_tiles - group * row_group;
     index_t const here = left < row_group ? left : row_group;
     number -= group * row_group * cut_.out_tiles;
-    index_t const row = (group * row_group + number % here) * cut_.row_tile;
-    index_t const count = rows - row < cut_.row_tile ? rows - row : cut_.row_tile;
+    index_t const step = cut_.step(rows, row_tiles);
+    index_t const row = (group * row_group + number % here) * step;
+    index_t const count = rows - row < step ? rows - row : step;
     return {expert, cut_.begin(expert) + row, count, number / here};
   }
 

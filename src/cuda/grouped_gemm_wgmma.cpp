@@ -1,0 +1,185 @@
+#include "cuda/grouped_gemm_wgmma.hpp"
+
+#include "cuda/grouped_gemm.hpp"
+#include "cuda/kernels/grouped_gemm_wgmma.hpp"
+#include "cuda/launch.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace moe64::cuda::wgmma {
+namespace {
+
+/// Codes along k whose products are added before they are scaled, and rows of a box of weights.
+constexpr index_t block = 128;
+
+support has_hopper(moe64::device where) {
+#ifdef MOE64_HAVE_HOPPER
+  int major = 0, minor = 0;
+  if (the_runtime().capability(where.ordinal, &major, &minor) != 0) {
+    return support::no(fmt::format("{} does not tell its compute capability", to_string(where)));
+  }
+  if (major == 9 && minor == 0) return support::yes();
+  return support::no(
+      fmt::format("{} has compute capability {}.{}, not 9.0", to_string(where), major, minor));
+#else
+  (void)where;
+  return support::no("this build has no kernels of sm_90a");
+#endif
+}
+
+support takes_rows(char const* argument, tensor_view const& values) {
+  bool const aligned = reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0 &&
+                       values.stride[1] % 16 == 0 && values.stride[0] % 16 == 0;
+  constexpr index_t most = std::numeric_limits<int>::max();
+  if (values.type != dtype::e4m3) {
+    return support::no(fmt::format("{} is {}, not e4m3", argument, name(values.type)));
+  }
+  if (values.stride[2] != 1 || !aligned || values.stride[1] < 0 || values.stride[0] < 0) {
+    return support::no(fmt::format("{} {} does not begin contiguous rows at multiples of 16 bytes",
+                                   argument, to_string(values)));
+  }
+  if (std::max({values.extent[0], values.extent[1], values.extent[2]}) > most) {
+    return support::no(fmt::format("{} {} has an extent past 2^31", argument, to_string(values)));
+  }
+  return support::yes();
+}
+
+/// Whether `per` numbers that share a scale are whole blocks of an extent.
+bool whole_blocks(index_t per, index_t extent) { return per % block == 0 || per >= extent; }
+
+bool one_per_row(quantized_view const& q) {
+  return q.layout().rows_per_scale(q.rows()) == 1 &&
+         q.layout().cols_per_scale(q.cols()) >= q.cols();
+}
+
+support takes_scales(quantized_view const& x, quantized_view const& weights) {
+  if (!whole_blocks(x.layout().cols_per_scale(x.cols()), x.cols()) ||
+      x.layout().rows_per_scale(x.rows()) != 1) {
+    return support::no(fmt::format("x has scale {}: neither one for each row nor for each {} of it",
+                                   to_string(x.layout()), block));
+  }
+  bool const blocks =
+      whole_blocks(weights.layout().rows_per_scale(weights.rows()), weights.rows()) &&
+      whole_blocks(weights.layout().cols_per_scale(weights.cols()), weights.cols());
+  if (!blocks && !one_per_row(weights)) {
+    return support::no(fmt::format("weights have scale {}: neither rows nor whole blocks of {}",
+                                   to_string(weights.layout()), block));
+  }
+  return support::yes();
+}
+
+int blocks_in(index_t per, index_t extent) {
+  index_t const blocks =
+      per >= extent ? ceil_div(std::max<index_t>(extent, 1), block) : per / block;
+  return static_cast<int>(blocks);  // narrow-ok: extents are ints
+}
+
+wgmma_scales scales_of(quantized_view const& q) {
+  tensor_view const& scales = q.scales();
+  return {.data = scales.data,
+          .type = scales.type,
+          .expert = scales.stride[0],
+          .n = scales.stride[1],
+          .k = scales.stride[2],
+          .n_blocks = blocks_in(q.layout().rows_per_scale(q.rows()), q.rows()),
+          .k_blocks = blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
+}
+
+/// From the rows that an expert has on average; whatever it says, the bits are the same.
+wgmma_size size_of(index_t rows, index_t experts) {
+  index_t const each = ceil_div(rows, std::max<index_t>(experts, 1));
+  return each <= 16 ? wgmma_size::few : each <= 48 ? wgmma_size::some : wgmma_size::many;
+}
+
+class encoder {
+ public:
+  explicit encoder(stream where) : where_(where) {}
+  [[nodiscard]] tensor_map operator()(tensor_box const& box) const {
+    tensor_map map;
+    check(the_runtime().encode(box, &map), "grouped_gemm", where_.device);
+    return map;
+  }
+
+ private:
+  stream where_;
+};
+
+grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
+  grouped_gemm_wgmma_parameters p = {};
+  encoder const encode(where);
+  tensor_view const& x = args.x.values();
+  int rows = 8;
+  for (tensor_map& map : p.x) {
+    map = encode({.data = x.data,
+                  .rank = 2,
+                  .extent = {x.extent[2], x.extent[1]},
+                  .stride_bytes = {x.stride[1]},
+                  .box = {block, rows}});
+    rows *= 2;
+  }
+  p.x_scales = scales_of(args.x);
+  p.parts = args.weights.parts();
+  for (int part = 0; part < p.parts; ++part) {
+    quantized_view const& q = args.weights.part(part);
+    tensor_view const& w = q.values();
+    p.weights[part] = encode({.data = w.data,
+                              .rank = 3,
+                              .extent = {w.extent[2], w.extent[1], w.extent[0]},
+                              .stride_bytes = {w.stride[1], w.stride[0]},
+                              .box = {block, block, 1}});
+    (one_per_row(q) ? p.row_scales : p.weight_scales)[part] = scales_of(q);
+    p.bias[part] = args.bias[static_cast<std::size_t>(part)];
+  }
+  p.expert_begin = args.expert_begin;
+  p.n_part = args.weights.part_rows();
+  p.k = args.weights.cols();
+  p.y = args.y;
+  p.y_vectors = reinterpret_cast<std::uintptr_t>(args.y.data) % 16 == 0 &&
+                args.y.stride[0] % 8 == 0 && (p.parts == 1 || p.n_part % 8 == 0);
+  return p;
+}
+
+}  // namespace
+
+support takes(grouped_gemm_args const& args) {
+  if (args.x.is_plain() || args.weights.is_plain()) {
+    return support::no("x and weights are not both e4m3");
+  }
+  if (args.transpose) return support::no("weights are transposed");
+  if (args.low_rank.u.present()) return support::no("there is a low-rank term");
+  if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0) {
+    return support::no("there is nothing to multiply");
+  }
+  if (support const x = takes_rows("x", args.x.values()); !x) return x;
+  for (int part = 0; part < args.weights.parts(); ++part) {
+    quantized_view const& q = args.weights.part(part);
+    if (support const rows = takes_rows("weights", q.values()); !rows) return rows;
+    if (support const scales = takes_scales(args.x, q); !scales) return scales;
+    if (q.global().values.present()) return support::no("weights have a global scale");
+  }
+  if (args.y.type == dtype::f32 || args.y.stride[1] != 1) {
+    return support::no(fmt::format("y {} is not of contiguous rows in 16 bits", to_string(args.y)));
+  }
+  return has_hopper(args.y.device);
+}
+
+void grouped_gemm([[maybe_unused]] grouped_gemm_args const& args, [[maybe_unused]] stream where) {
+#ifdef MOE64_HAVE_HOPPER
+  launcher on("grouped_gemm", args, where);
+  index_t const each = ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
+  wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
+  wgmma_shape const shape = grouped_gemm_wgmma_shape(size);
+  grouped_gemm_wgmma_parameters p = parameters(args, where);
+  p.once = each <= shape.rows;
+  index_t const out_tiles = p.parts * ceil_div(p.n_part, shape.outs);
+  index_t const tiles = checked_mul(
+      checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()), out_tiles);
+  on.launch(grouped_gemm_wgmma_kernel(size),
+            {on.blocks_for(tiles, 1), shape.threads, shape.shared_bytes}, p);
+#endif
+}
+
+}  // namespace moe64::cuda::wgmma

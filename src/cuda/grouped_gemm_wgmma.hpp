@@ -1,0 +1,12 @@
+#pragma once
+
+#include "moe64/error.hpp"
+#include "moe64/ops.hpp"
+
+/// grouped_gemm on the tensor cores and the copy engine of sm_90a.
+namespace moe64::cuda::wgmma {
+
+[[nodiscard]] support takes(grouped_gemm_args const& args);
+void grouped_gemm(grouped_gemm_args const& args, stream where);
+
+}  // namespace moe64::cuda::wgmma

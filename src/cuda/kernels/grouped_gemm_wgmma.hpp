@@ -1,0 +1,49 @@
+#pragma once
+
+#include "cuda/kernels/grouped_gemm.hpp"
+#include "cuda/runtime.hpp"
+
+#include <cstdint>
+
+namespace moe64::cuda {
+
+/// Scales of codes in blocks of 128: scale (expert, n, k) belongs to block
+/// (n * n_blocks ..., k * k_blocks ...).
+struct wgmma_scales {
+  void const* data;      ///< null: none, all are 1
+  dtype type;            ///< f32 bf16 f16 e8m0 e4m3
+  index_t expert, n, k;  ///< strides in elements; of x: n counts rows
+  int n_blocks, k_blocks;
+};
+
+/// y = x W^T for sm_90a: weights are the left operand of the tensor cores and rows of x the right
+/// one, so that a tile has any multiple of 8 rows, and a row the same bits in each of them.
+struct grouped_gemm_wgmma_parameters {
+  tensor_map weights[2];          ///< per part (k, n, expert): boxes of 128 x 128 codes
+  tensor_map x[5];                ///< (k, row): boxes of 128 codes x 8, 16, 32, 64, 128 rows
+  tensor_view expert_begin;       ///< [experts + 1] int64
+  wgmma_scales weight_scales[2];  ///< per part
+  wgmma_scales x_scales;
+  wgmma_scales row_scales[2];  ///< per part, one for each row of weights; others are then none
+  tensor_view bias[2];         ///< per part [experts, n_part] f32 bf16 f16, or absent
+  int parts;
+  index_t n_part, k;  ///< extents of a part
+  tensor_view y;      ///< [capacity, parts * n_part] bf16 f16
+  bool y_vectors;     ///< 8 numbers of y can be written at once
+  bool once;          ///< weights are read about once: they need not stay in the cache
+};
+
+/// Rows and outputs of a tile, the threads that compute it, and their shared memory.
+struct wgmma_shape {
+  index_t rows, outs;
+  int threads;
+  index_t shared_bytes;
+};
+
+/// By the rows that a tile has at most.
+enum class wgmma_size { few, some, many };
+
+[[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size);
+[[nodiscard]] kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size);
+
+}  // namespace moe64::cuda

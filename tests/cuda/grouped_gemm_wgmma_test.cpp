@@ -1,0 +1,250 @@
+// grouped_gemm of codes on the tensor cores of Hopper: exact inputs bit by bit as the CPU, others
+// within what 8-bit products are added with, and a row with the same bits whatever is beside it.
+#include "oracle/oracle.hpp"
+#include "support/gemm.hpp"
+#include "support/gemm_call.hpp"
+#include "support/target.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace moe64 {
+namespace {
+
+using g = granularity;
+using test::content;
+using test::difference;
+using test::gemm_call;
+using test::test_tensor;
+using test::test_weights;
+using test::weight_spec;
+
+weight_spec const x_blocks = {dtype::e4m3, g::group(128)};
+weight_spec const weight_blocks = {dtype::e4m3, g::block(128, 128)};
+
+/// A call whose x are codes; rows of x past the last expert are NaN, by code and by scale.
+struct codes_call : gemm_call {
+  test_weights x_codes;
+
+  codes_call(weight_spec const& x_spec, weight_spec const& spec, shape const& s,
+             std::vector<index_t> const& counts, dtype io, content what, bool with_bias = false)
+      : gemm_call(spec, s, counts, io, what, {false, with_bias, 0}) {
+    index_t const live = std::accumulate(counts.begin(), counts.end(), index_t{0});
+    index_t const capacity = x.view().extent[0];
+    x_codes = test::make_weights(x_spec, 1, 1, capacity, s.cols, what, 9);
+    constexpr std::uint64_t nan = 0x7f;
+    for (index_t r = live; r < capacity; ++r) {
+      for (index_t c = 0; c < s.cols; ++c) x_codes.values.set_code(nan, 0, r, c);
+      if (x_spec.scale.kind == scale_kind::tensor) continue;
+      for (index_t c = 0; c < x_codes.scales.view().extent[2]; ++c) {
+        x_codes.scales.set(std::nan(""), 0, r, c);
+      }
+    }
+    args.x = x_codes.stack.part(0);
+    args.implementation = "wgmma";
+  }
+};
+
+class cuda_wgmma : public testing::Test {
+ protected:
+  [[nodiscard]] static test::target_stream where() { return test::target(); }
+  [[nodiscard]] static support answer(grouped_gemm_args const& args) {
+    for (implementation_report const& report : explain(args, where())) {
+      if (report.name == "wgmma") return report.answer;
+    }
+    return support::no("there is no wgmma");
+  }
+  void SetUp() override {
+    codes_call call(x_blocks, weight_blocks, {1, 128, 128}, {1}, dtype::bf16, content::integers);
+    call.args.implementation = {};
+    if (support const can = answer(call.args); !can) GTEST_SKIP() << can.reason();
+  }
+  static void expect_as_cpu(codes_call const& call) {
+    test_tensor const expected(call.args.y.type, {call.args.y.extent[0], call.args.y.extent[1]});
+    grouped_gemm_args args = call.args;
+    args.y = expected;
+    args.implementation = {};
+    grouped_gemm(args, cpu_stream());
+    grouped_gemm(call.args, where());
+    EXPECT_EQ(difference(call.y.numbers(), expected.numbers()), "");
+  }
+};
+
+/// Average rows that lead to every size of tiles, and counts around their edges.
+std::vector<std::vector<index_t>> const row_counts{
+    {0, 1, 7, 8, 9, 33, 0}, {31, 0, 127, 1, 64}, {127, 128, 129, 0, 257}, {300, 3, 260, 136, 520}};
+
+TEST_F(cuda_wgmma, every_scale_is_exact) {
+  std::size_t use = 0;
+  for (g const x_scale : {g::group(128), g::row(), g::group(256)}) {
+    for (g const scale : {g::block(128, 128), g::row(), g::tensor(), g::block(256, 128)}) {
+      for (dtype const type : {dtype::f32, dtype::bf16, dtype::e8m0}) {
+        for (dtype const io : {dtype::bf16, dtype::f16}) {
+          for (int const parts : {1, 2}) {
+            weight_spec const x_spec = {dtype::e4m3, x_scale, use % 2 == 0 ? dtype::f32 : type};
+            weight_spec const spec = {dtype::e4m3, scale, type};
+            SCOPED_TRACE(test::to_string(x_spec) + " by " + test::to_string(spec));
+            auto const& counts = row_counts[use % row_counts.size()];
+            expect_as_cpu(
+                {x_spec, spec, {parts, 320, 400}, counts, io, content::integers, use++ % 3 == 0});
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(cuda_wgmma, widths_of_models) {
+  for (auto const& [inter, hidden] : std::vector<std::pair<index_t, index_t>>{
+           {192, 2560}, {320, 2880}, {704, 128}, {2880, 16}, {33, 704}, {1, 2048}, {257, 144}}) {
+    for (auto const& counts : row_counts) {
+      SCOPED_TRACE(std::to_string(inter) + " x " + std::to_string(hidden));
+      expect_as_cpu(
+          {x_blocks, weight_blocks, {2, inter, hidden}, counts, dtype::bf16, content::integers});
+    }
+  }
+}
+
+TEST_F(cuda_wgmma, any_number_of_experts) {
+  for (index_t const experts : {1, 2, 257, 1025}) {
+    std::vector<index_t> counts;
+    for (index_t e = 0; e < experts; ++e) counts.push_back(e % 7 == 3 ? e % 40 : e % 3);
+    SCOPED_TRACE(experts);
+    expect_as_cpu({x_blocks, weight_blocks, {1, 24, 48}, counts, dtype::bf16, content::integers});
+  }
+}
+
+TEST_F(cuda_wgmma, every_number_of_rows) {
+  for (index_t const others : {0, 2000}) {
+    for (index_t rows = 1; rows <= 300; rows += rows < 40 ? 1 : 7) {
+      SCOPED_TRACE(rows);
+      expect_as_cpu(
+          {x_blocks, weight_blocks, {1, 136, 144}, {rows, others}, dtype::bf16, content::integers});
+    }
+  }
+}
+
+/// What FP8 tensor cores may lose: 32 products and the sum so far are cut to 14 bits of the largest
+/// of them. Scales are then exact to f32.
+std::vector<double> bound_of(codes_call const& call, test::reference_product const& expected) {
+  auto bound = test::rounding_bound(expected, call.terms, call.y.view().type);
+  index_t const outs = call.y.view().extent[1], depth = call.terms;
+  for (index_t e = 0; e < call.args.weights.experts(); ++e) {
+    auto const begin = static_cast<index_t>(oracle::at(call.args.expert_begin, e));
+    auto const end = static_cast<index_t>(oracle::at(call.args.expert_begin, e + 1));
+    for (index_t row = begin; row < end; ++row) {
+      for (index_t n = 0; n < outs; ++n) {
+        double lost = 0.0, sum = 0.0;
+        for (index_t k = 0; k < depth; k += 32) {
+          if (k % 128 == 0) sum = 0.0;
+          double largest = std::fabs(sum);
+          for (index_t i = k; i < std::min(k + 32, depth); ++i) {
+            double const term =
+                oracle::at(call.args.x, 0, row, i) * oracle::at(call.args.weights, e, n, i);
+            largest = std::max(largest, std::fabs(term));
+            sum += term;
+          }
+          lost += 33 * 0x1p-13 * largest;
+        }
+        bound[static_cast<std::size_t>(row * outs + n)] += lost;
+      }
+    }
+  }
+  return bound;
+}
+
+TEST_F(cuda_wgmma, random_numbers_stay_within_the_bound_of_8_bit_products) {
+  for (g const scale : {g::block(128, 128), g::row()}) {
+    codes_call const call(x_blocks, {dtype::e4m3, scale}, {2, 80, 416}, {9, 1, 0, 40}, dtype::bf16,
+                          content::random, true);
+    test::reference_product const expected = test::multiply(call.args);
+    grouped_gemm(call.args, where());
+    EXPECT_EQ(difference(call.y.numbers(), expected.y, bound_of(call, expected)), "");
+  }
+}
+
+TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
+  for (auto const& [x_scale, scale] :
+       {std::pair{g::group(128), g::block(128, 128)}, std::pair{g::row(), g::row()}}) {
+    codes_call const batch({dtype::e4m3, x_scale}, {dtype::e4m3, scale}, {2, 320, 432},
+                           {350, 40, 129}, dtype::bf16, content::random);
+    grouped_gemm(batch.args, where());
+    std::vector<double> const all = batch.y.numbers();
+    index_t const outs = batch.y.view().extent[1];
+    for (index_t const row : {0, 127, 128, 349, 350, 389, 390, 518}) {
+      for (index_t const others : {0, 60}) {
+        // The row, and behind it rows of the other experts: with them tiles are larger.
+        index_t const expert = row < 350 ? 0 : row < 390 ? 1 : 2;
+        std::vector<index_t> counts(3, others);
+        counts[static_cast<std::size_t>(expert)] = 1;
+        index_t const mine = others * expert;
+        index_t const rows = 1 + 2 * others;
+        test_tensor const begin = test::make_expert_begin(counts);
+        test_tensor values(dtype::e4m3, {rows, 432});
+        test_tensor scales(dtype::f32, {rows, batch.x_codes.scales.view().extent[2]});
+        for (index_t r = 0; r < rows; ++r) {
+          index_t const from = r == mine ? row : (r * 7) % 500;
+          for (index_t c = 0; c < 432; ++c) {
+            values.set_code(batch.x_codes.values.code(0, from, c), r, c);
+          }
+          for (index_t c = 0; c < scales.view().extent[1]; ++c) {
+            scales.set(batch.x_codes.scales.get(0, from, c), r, c);
+          }
+        }
+        test_tensor const y(dtype::bf16, {rows, outs});
+        grouped_gemm_args args = batch.args;
+        args.x = quantized_view::scaled(values, scales, x_scale);
+        args.expert_begin = begin;
+        args.y = y;
+        grouped_gemm(args, where());
+        std::vector<double> const now = y.numbers();
+        auto const first = all.begin() + row * outs;
+        EXPECT_EQ(difference({now.begin() + mine * outs, now.begin() + (mine + 1) * outs},
+                             {first, first + outs}),
+                  "")
+            << row << " beside " << others;
+      }
+    }
+  }
+}
+
+TEST_F(cuda_wgmma, strided_operands) {
+  codes_call const call(x_blocks, weight_blocks, {1, 200, 256}, {40, 9}, dtype::bf16,
+                        content::integers);
+  for (auto const& strides : {std::vector<index_t>{200, 1}, {208, 1}, {203, 1}}) {
+    test_tensor const y(dtype::bf16, {52, 200}, strides);
+    grouped_gemm_args args = call.args;
+    args.y = y;
+    auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
+    grouped_gemm(args, where());
+    EXPECT_EQ(difference(y.numbers(), expected), "");
+  }
+}
+
+TEST_F(cuda_wgmma, what_it_does_not_take_it_says) {
+  auto const reason = [](weight_spec const& x_spec, weight_spec const& spec, index_t cols,
+                         dtype io) {
+    codes_call const call(x_spec, spec, {1, 256, cols}, {3}, io, content::integers);
+    grouped_gemm_args args = call.args;
+    args.implementation = {};
+    return answer(args).reason();
+  };
+  EXPECT_EQ(reason(x_blocks, weight_blocks, 128, dtype::bf16), "");
+  weight_spec in_first = weight_blocks;
+  in_first.in_first = true;
+  EXPECT_NE(reason(x_blocks, weight_blocks, 136, dtype::bf16), "");
+  EXPECT_NE(reason(x_blocks, weight_blocks, 128, dtype::f32), "");
+  EXPECT_NE(reason(x_blocks, in_first, 128, dtype::bf16), "");
+  EXPECT_NE(reason({dtype::e4m3, g::group(64)}, weight_blocks, 128, dtype::bf16), "");
+  EXPECT_NE(reason({dtype::e5m2, g::group(128)}, weight_blocks, 128, dtype::bf16), "");
+  EXPECT_NE(reason(x_blocks, {dtype::e4m3, g::block(64, 64)}, 128, dtype::bf16), "");
+  EXPECT_NE(reason(x_blocks, {dtype::int8, g::row()}, 128, dtype::bf16), "");
+}
+
+}  // namespace
+}  // namespace moe64
