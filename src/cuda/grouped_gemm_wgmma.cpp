@@ -14,6 +14,8 @@ namespace {
 
 /// Codes along k whose products are added before they are scaled, and rows of a box of weights.
 constexpr index_t block = 128;
+/// Of an operand in shared memory.
+constexpr int row_bytes = 128;
 
 support has_hopper(moe64::device where) {
 #ifdef MOE64_HAVE_HOPPER
@@ -31,13 +33,11 @@ support has_hopper(moe64::device where) {
 }
 
 support takes_rows(char const* argument, tensor_view const& values) {
-  bool const aligned = reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0 &&
-                       values.stride[1] % 16 == 0 && values.stride[0] % 16 == 0;
+  index_t const size = bits(values.type) / 8;
+  auto const aligned = [&](index_t stride) { return stride >= 0 && stride * size % 16 == 0; };
   constexpr index_t most = std::numeric_limits<int>::max();
-  if (values.type != dtype::e4m3) {
-    return support::no(fmt::format("{} is {}, not e4m3", argument, name(values.type)));
-  }
-  if (values.stride[2] != 1 || !aligned || values.stride[1] < 0 || values.stride[0] < 0) {
+  bool const data = reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0;
+  if (!data || values.stride[2] != 1 || !aligned(values.stride[1]) || !aligned(values.stride[0])) {
     return support::no(fmt::format("{} {} does not begin contiguous rows at multiples of 16 bytes",
                                    argument, to_string(values)));
   }
@@ -45,6 +45,15 @@ support takes_rows(char const* argument, tensor_view const& values) {
     return support::no(fmt::format("{} {} has an extent past 2^31", argument, to_string(values)));
   }
   return support::yes();
+}
+
+support takes_types(grouped_gemm_args const& args) {
+  dtype const x = args.x.type(), weights = args.weights.type();
+  bool const numbers = x == weights && (x == dtype::bf16 || x == dtype::f16);
+  bool const codes = x == dtype::e4m3 && weights == dtype::e4m3;
+  if (numbers || codes) return support::yes();
+  return support::no(fmt::format("x is {} and weights are {}, not both e4m3, bf16 or f16", name(x),
+                                 name(weights)));
 }
 
 /// Whether `per` numbers that share a scale are whole blocks of an extent.
@@ -56,6 +65,10 @@ bool one_per_row(quantized_view const& q) {
 }
 
 support takes_scales(quantized_view const& x, quantized_view const& weights) {
+  for (dtype const type : {x.scales().type, weights.scales().type}) {
+    if (type == dtype::f32 || type == dtype::bf16 || type == dtype::e8m0) continue;
+    return support::no(fmt::format("scales are {}, not f32, bf16 or e8m0", name(type)));
+  }
   if (!whole_blocks(x.layout().cols_per_scale(x.cols()), x.cols()) ||
       x.layout().rows_per_scale(x.rows()) != 1) {
     return support::no(fmt::format("x has scale {}: neither one for each row nor for each {} of it",
@@ -111,26 +124,29 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
   grouped_gemm_wgmma_parameters p = {};
   encoder const encode(where);
   tensor_view const& x = args.x.values();
+  int const size = x.type == dtype::e4m3 ? 1 : 2;
   int rows = 8;
   for (tensor_map& map : p.x) {
     map = encode({.data = x.data,
+                  .element_bytes = size,
                   .rank = 2,
                   .extent = {x.extent[2], x.extent[1]},
-                  .stride_bytes = {x.stride[1]},
-                  .box = {block, rows}});
+                  .stride_bytes = {x.stride[1] * size},
+                  .box = {row_bytes / size, rows}});
     rows *= 2;
   }
-  p.x_scales = scales_of(args.x);
+  if (!args.x.is_plain()) p.x_scales = scales_of(args.x);
   p.parts = args.weights.parts();
   for (int part = 0; part < p.parts; ++part) {
     quantized_view const& q = args.weights.part(part);
     tensor_view const& w = q.values();
     p.weights[part] = encode({.data = w.data,
+                              .element_bytes = size,
                               .rank = 3,
                               .extent = {w.extent[2], w.extent[1], w.extent[0]},
-                              .stride_bytes = {w.stride[1], w.stride[0]},
-                              .box = {block, block, 1}});
-    (one_per_row(q) ? p.row_scales : p.weight_scales)[part] = scales_of(q);
+                              .stride_bytes = {w.stride[1] * size, w.stride[0] * size},
+                              .box = {row_bytes / size, 64, 1}});
+    if (!q.is_plain()) (one_per_row(q) ? p.row_scales : p.weight_scales)[part] = scales_of(q);
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
   p.expert_begin = args.expert_begin;
@@ -145,9 +161,7 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
 }  // namespace
 
 support takes(grouped_gemm_args const& args) {
-  if (args.x.is_plain() || args.weights.is_plain()) {
-    return support::no("x and weights are not both e4m3");
-  }
+  if (support const types = takes_types(args); !types) return types;
   if (args.transpose) return support::no("weights are transposed");
   if (args.low_rank.u.present()) return support::no("there is a low-rank term");
   if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0) {
@@ -157,6 +171,7 @@ support takes(grouped_gemm_args const& args) {
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
     if (support const rows = takes_rows("weights", q.values()); !rows) return rows;
+    if (q.is_plain()) continue;
     if (support const scales = takes_scales(args.x, q); !scales) return scales;
     if (q.global().values.present()) return support::no("weights have a global scale");
   }
@@ -173,12 +188,14 @@ void grouped_gemm([[maybe_unused]] grouped_gemm_args const& args, [[maybe_unused
   wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
   wgmma_shape const shape = grouped_gemm_wgmma_shape(size);
   grouped_gemm_wgmma_parameters p = parameters(args, where);
-  p.once = each <= shape.rows;
-  index_t const out_tiles = p.parts * ceil_div(p.n_part, shape.outs);
-  index_t const tiles = checked_mul(
-      checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()), out_tiles);
-  on.launch(grouped_gemm_wgmma_kernel(size),
-            {on.blocks_for(tiles, 1), shape.threads, shape.shared_bytes}, p);
+  p.once = each <= shape.rows * shape.cluster;
+  index_t const rows = shape.rows * shape.cluster;
+  index_t const tiles =
+      checked_mul(checked_add(ceil_div(args.x.rows(), rows), args.weights.experts()),
+                  p.parts * ceil_div(p.n_part, shape.outs));
+  index_t const clusters = std::min(tiles, on.multiprocessors() / shape.cluster);
+  on.launch(grouped_gemm_wgmma_kernel(size, args.x.type()),
+            {clusters * shape.cluster, shape.threads, shape.shared_bytes}, p);
 #endif
 }
 

@@ -107,7 +107,7 @@ status encode_map(tensor_box const& box, tensor_map* map) {
       box.swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code != CUDA_SUCCESS) return cudaErrorInvalidValue;
-  std::memcpy(map, &encoded, sizeof(encoded));
+  std::memcpy(map->words, &encoded, sizeof(encoded));
   return cudaSuccess;
 }
 

@@ -1,27 +1,32 @@
 #include "cuda/kernels/grouped_gemm_wgmma_kernel.cuh"
 
 namespace moe64::cuda {
+namespace {
+
+template <class Numbers>
+kernel<grouped_gemm_wgmma_parameters> kernel_of(wgmma_size size) {
+  return size == wgmma_size::many ? wgmma_kernel_many<Numbers>()
+                                  : wgmma_kernel_small<Numbers>(size);
+}
+
+}  // namespace
 
 wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size) {
+  // The largest of all kinds: codes have scales beside them.
   switch (size) {
     case wgmma_size::few:
-      return wgmma_shape_of<wgmma_few>;
+      return wgmma_shape_of<wgmma_few<e4m3_numbers>>;
     case wgmma_size::some:
-      return wgmma_shape_of<wgmma_some>;
+      return wgmma_shape_of<wgmma_some<e4m3_numbers>>;
     default:
-      return wgmma_shape_of<wgmma_many>;
+      return wgmma_shape_of<wgmma_many<e4m3_numbers>>;
   }
 }
 
-kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size) {
-  switch (size) {
-    case wgmma_size::few:
-      return wgmma_kernel_few();
-    case wgmma_size::some:
-      return wgmma_kernel_some();
-    default:
-      return wgmma_kernel_many();
-  }
+kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size, dtype numbers) {
+  if (numbers == dtype::bf16) return kernel_of<bf16_numbers>(size);
+  if (numbers == dtype::f16) return kernel_of<f16_numbers>(size);
+  return kernel_of<e4m3_numbers>(size);
 }
 
 }  // namespace moe64::cuda

@@ -11,7 +11,7 @@ namespace moe64::cuda {
 /// (n * n_blocks ..., k * k_blocks ...).
 struct wgmma_scales {
   void const* data;      ///< null: none, all are 1
-  dtype type;            ///< f32 bf16 f16 e8m0 e4m3
+  dtype type;            ///< f32 bf16 e8m0
   index_t expert, n, k;  ///< strides in elements; of x: n counts rows
   int n_blocks, k_blocks;
 };
@@ -19,8 +19,8 @@ struct wgmma_scales {
 /// y = x W^T for sm_90a: weights are the left operand of the tensor cores and rows of x the right
 /// one, so that a tile has any multiple of 8 rows, and a row the same bits in each of them.
 struct grouped_gemm_wgmma_parameters {
-  tensor_map weights[2];          ///< per part (k, n, expert): boxes of 128 x 128 codes
-  tensor_map x[5];                ///< (k, row): boxes of 128 codes x 8, 16, 32, 64, 128 rows
+  tensor_map weights[2];          ///< per part (k, n, expert): boxes of 128 bytes x 64 rows
+  tensor_map x[5];                ///< (k, row): boxes of 128 bytes x 8, 16, 32, 64, 128 rows
   tensor_view expert_begin;       ///< [experts + 1] int64
   wgmma_scales weight_scales[2];  ///< per part
   wgmma_scales x_scales;
@@ -36,6 +36,7 @@ struct grouped_gemm_wgmma_parameters {
 /// Rows and outputs of a tile, the threads that compute it, and their shared memory.
 struct wgmma_shape {
   index_t rows, outs;
+  index_t cluster;  ///< blocks that are launched together and have that many tiles
   int threads;
   index_t shared_bytes;
 };
@@ -44,6 +45,8 @@ struct wgmma_shape {
 enum class wgmma_size { few, some, many };
 
 [[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size);
-[[nodiscard]] kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size);
+/// `numbers`: type of x and weights, e4m3 bf16 f16.
+[[nodiscard]] kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size,
+                                                                              dtype numbers);
 
 }  // namespace moe64::cuda

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_factors.cuh"
 
 #include <cute/arch/copy_sm90.hpp>
 
@@ -8,6 +8,60 @@
 #include <cuda_fp16.h>
 
 namespace moe64::cuda {
+
+/// Whether groups begin their products in turns: where the tensor cores are the limit.
+template <class Tile>
+constexpr bool takes_turns = Tile::numbers::scaled&& Tile::rows > 64;
+
+/// Whose turn it is. A group may begin when the other has begun; the second group lets the first
+/// begin for the first time.
+struct group_turn {
+  static constexpr std::uint32_t threads = 256;
+
+  // With constant numbers: otherwise all sixteen barriers are taken.
+  static __device__ void await(int group) {
+    if (group == 0) {
+      cutlass::arch::NamedBarrier::arrive_and_wait(threads, 2U);
+    } else {
+      cutlass::arch::NamedBarrier::arrive_and_wait(threads, 3U);
+    }
+  }
+  static __device__ void give_to(int group) {
+    if (group == 0) {
+      cutlass::arch::NamedBarrier::arrive(threads, 2U);
+    } else {
+      cutlass::arch::NamedBarrier::arrive(threads, 3U);
+    }
+  }
+};
+
+__device__ inline void await_group(int group) {
+  if (group == 0) {
+    cutlass::arch::NamedBarrier::arrive_and_wait(128, 0U);
+  } else {
+    cutlass::arch::NamedBarrier::arrive_and_wait(128, 1U);
+  }
+}
+
+__device__ inline bool has_output_terms(grouped_gemm_wgmma_parameters const& p,
+                                        gemm_tile const& tile) {
+  return p.row_scales[tile.part].data != nullptr || p.bias[tile.part].present();
+}
+
+/// By the 128 threads of a group, before its sums: so their code is there once, and not for every
+/// number of rows.
+template <class Tile>
+__device__ void load_output_terms(grouped_gemm_wgmma_parameters const& p, gemm_tile const& tile,
+                                  int group, output_terms<Tile>& terms) {
+  if (!has_output_terms(p, tile)) return;
+  int const i = thread_number() % 128;
+  index_t const out = tile.out + group * Tile::blocks * 64 + i;
+  if (i >= 64 * Tile::blocks || out >= p.n_part) return;
+  tensor_view const& bias = p.bias[tile.part];
+  terms.factor[i] = scale_row(p.row_scales[tile.part], tile.expert, out).at(0);
+  terms.addend[i] =
+      !bias.present() ? 0.0F : load_number(bias.type, bias.data, offset_of(bias, tile.expert, out));
+}
 
 /// The sums of one thread of a group of four warps. The tensor cores give it, of each block of 64
 /// outputs, outputs 16 * warp + lane / 4 and that + 8, and of each 8 rows the two from
@@ -25,27 +79,28 @@ class group_sums {
     }
   }
 
-  /// Adds the products over one block of 128 along k. Stages are free as soon as the tensor cores
-  /// have read them, factors after they were used.
-  __device__ void add(ring_place<Tile::stages> const& stage,
-                      ring_place<Tile::factor_slots> const& factors) {
-    memory_.stages.await_filled(stage);
-    std::uint32_t const weights = cute::cast_smem_ptr_to_uint(memory_.stage[stage.slot]);
-    operand_place const right(weights + Tile::weight_bytes);
-#pragma unroll
-    for (int b = 0; b < Tile::blocks; ++b) {
-      operand_place const left(weights + static_cast<unsigned>(block_of(b)) * 64 * 128);
-      float products[Rows / 2];
-      begin_product<Rows>(left, right, products);
-      if (b == 0) memory_.factors.await_filled(factors);
-      cute::warpgroup_wait<0>();
-      if (b == Tile::blocks - 1 && lane_ == 0) arrive(memory_.stages.used[stage.slot]);
-      float const* const scales =
-          memory_.factor[factors.slot] +
-          ((Tile::blocks == 2 ? group_ : 0) * 4 + lane_ % 4) * Tile::factor_stride;
-      promote(products, scales, sums_[b]);
+  /// Adds the products over one stage.
+  __device__ __forceinline__ void add(ring_place<Tile::stages> const& at) {
+    memory_.stages.await_filled(at);
+    if constexpr (numbers::scaled) {
+      add_scaled(at.slot);
+      release(at.slot);
+    } else {
+      add_numbers(at.slot);
+      // All but the products that have just begun are done.
+      cute::warpgroup_wait<1>();
+      if (last_ >= 0) release(last_);
+      last_ = at.slot;
     }
-    if (lane_ == 0) arrive(memory_.factors.used[factors.slot]);
+  }
+  /// After the last stage.
+  __device__ __forceinline__ void end() {
+    if constexpr (!numbers::scaled) {
+      cute::warpgroup_wait<0>();
+#pragma unroll
+      for (auto& block : sums_) fence_registers(block);
+      release(last_);
+    }
   }
 
   /// Times the scales of outputs, plus bias, rounded once.
@@ -56,13 +111,65 @@ class group_sums {
     for (int first = 0, turn = 0; first < Rows; first += Tile::rows_out, turn ^= 1) {
       std::uint8_t* const buffer = memory_.out[group_][turn];
       transpose(first, buffer, bf16);
-      await_group();
+      await_group(group_);
       write(tile, first, buffer);
     }
   }
 
  private:
   static constexpr int row_bytes = 128 * Tile::blocks;  ///< of y, in a buffer
+
+  using numbers = typename Tile::numbers;
+
+  [[nodiscard]] __device__ operand_place weights(int slot, int b) const {
+    return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + block_of(b) * 64 * 128));
+  }
+  [[nodiscard]] __device__ operand_place rows(int slot) const {
+    return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes));
+  }
+
+  /// The groups begin in turns: while one scales and adds, the tensor cores multiply for the other.
+  __device__ __forceinline__ void add_scaled(int slot) {
+    operand_place const right = rows(slot);
+    float const* const scales =
+        memory_.factor[slot] +
+        ((Tile::blocks == 2 ? group_ : 0) * 4 + lane_ % 4) * Tile::factor_stride;
+#pragma unroll
+    for (int b = 0; b < Tile::blocks; ++b) {
+      float products[Rows / 2];
+      if constexpr (takes_turns<Tile>) group_turn::await(group_);
+      fence_registers(products);
+      cute::warpgroup_arrive();
+      multiply_stage<numbers, Rows>(weights(slot, b), right, products, true);
+      cute::warpgroup_commit_batch();
+      if constexpr (takes_turns<Tile>) group_turn::give_to(1 - group_);
+      cute::warpgroup_wait<0>();
+      fence_registers(products);
+      promote(products, scales, sums_[b]);
+    }
+  }
+  __device__ __forceinline__ void add_numbers(int slot) {
+    operand_place const right = rows(slot);
+#pragma unroll
+    for (auto& block : sums_) fence_registers(block);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int b = 0; b < Tile::blocks; ++b) {
+      multiply_stage<numbers, Rows>(weights(slot, b), right, sums_[b], false);
+    }
+    cute::warpgroup_commit_batch();
+#pragma unroll
+    for (auto& block : sums_) fence_registers(block);
+  }
+  /// By the whole warp: it will not look at the stage again.
+  __device__ void release(int slot) {
+    __syncwarp();
+    if constexpr (Tile::cluster == 1) {
+      if (lane_ == 0) arrive(memory_.stages.used[slot]);
+    } else {
+      arrive_at(memory_.stages.used[slot], lane_, lane_ < Tile::cluster);
+    }
+  }
 
   /// Block b of this group among those of the tile.
   [[nodiscard]] __device__ int block_of(int b) const { return group_ * Tile::blocks + b; }
@@ -86,25 +193,19 @@ class group_sums {
   }
 
   __device__ void finish(gemm_tile const& tile) {
-    wgmma_scales const& scales = p_.row_scales[tile.part];
-    tensor_view const& bias = p_.bias[tile.part];
-    if (scales.data == nullptr && !bias.present()) return;
+    if (!has_output_terms(p_, tile)) return;
+    await_group(group_);
+    output_terms<Tile> const& terms = memory_.terms[group_];
 #pragma unroll
     for (int b = 0; b < Tile::blocks; ++b) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        index_t const out =
-            tile.out + block_of(b) * 64 + warp_number() % 4 * 16 + half * 8 + lane_ / 4;
-        float factor = 1.0F, addend = 0.0F;
-        if (out < p_.n_part) {
-          factor = scale_row(scales, tile.expert, out).at(0);
-          if (bias.present())
-            addend = load_number(bias.type, bias.data, offset_of(bias, tile.expert, out));
-        }
+        int const out = b * 64 + warp_number() % 4 * 16 + half * 8 + lane_ / 4;
+        float const factor = terms.factor[out], addend = terms.addend[out];
 #pragma unroll
         for (int i = half * 2; i < Rows / 2; i += 4) {
-          if (scales.data != nullptr) sums_[b][i] *= factor, sums_[b][i + 1] *= factor;
-          if (bias.present()) sums_[b][i] += addend, sums_[b][i + 1] += addend;
+          sums_[b][i] = sums_[b][i] * factor + addend;
+          sums_[b][i + 1] = sums_[b][i + 1] * factor + addend;
         }
       }
     }
@@ -142,15 +243,6 @@ class group_sums {
     }
   }
 
-  __device__ void await_group() const {
-    // With constant numbers: otherwise all sixteen barriers are taken.
-    if (group_ == 0) {
-      cutlass::arch::NamedBarrier::arrive_and_wait(128, 0U);
-    } else {
-      cutlass::arch::NamedBarrier::arrive_and_wait(128, 1U);
-    }
-  }
-
   __device__ void write(gemm_tile const& tile, int first, std::uint8_t const* buffer) const {
     constexpr int eights = 8 * Tile::blocks;
     int const thread = thread_number() % 128;
@@ -166,6 +258,7 @@ class group_sums {
       if (p_.y_vectors && out + 8 <= p_.n_part) {
         *reinterpret_cast<uint4*>(y + at) = *reinterpret_cast<uint4 const*>(from);
       } else {
+#pragma unroll 1
         for (int j = 0; j < within(p_.n_part - out, 8); ++j) {
           y[at + j] = reinterpret_cast<std::uint16_t const*>(from)[j];
         }
@@ -176,6 +269,7 @@ class group_sums {
   grouped_gemm_wgmma_parameters const& p_;
   wgmma_memory<Tile>& memory_;
   int group_, lane_;
+  int last_ = -1;  ///< stage whose products may not be done
   float sums_[Tile::blocks][Rows / 2];
 };
 

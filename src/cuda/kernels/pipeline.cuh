@@ -23,6 +23,12 @@ __device__ inline void arrive(shared_barrier const& barrier) {
   cutlass::arch::ClusterBarrier::arrive(&barrier);
 }
 
+/// In block `rank` of the cluster, by the threads for which `really`.
+__device__ inline void arrive_at(shared_barrier const& barrier, int rank, bool really) {
+  asm volatile("" ::: "memory");
+  cutlass::arch::ClusterBarrier::arrive(&barrier, static_cast<std::uint32_t>(rank), really);
+}
+
 /// A place in a ring of `Slots`, and which time round it is.
 template <int Slots>
 struct ring_place {
@@ -36,11 +42,12 @@ struct ring_place {
   }
 };
 
-/// The barriers of a ring. `Users` warps use what one or more warps fill.
+/// The barriers of a ring.
 template <int Slots>
 struct ring_barriers {
   shared_barrier filled[Slots], used[Slots];
 
+  /// How many arrivals fill a slot and how many free it.
   __device__ void make(int fillers, int users) {
     for (int i = 0; i < Slots; ++i) make_barrier(filled[i], fillers), make_barrier(used[i], users);
   }

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <utility>
 
-/// The matrix products of Hopper, by four warps together: 64 x Rows sums of 32-bit floats, left
-/// operand 64 x 32 codes and right operand Rows x 32 codes, both in shared memory, their rows of
+/// The matrix products of Hopper, by four warps together: 64 x Rows sums in f32, left operand 64
+/// rows and right operand Rows rows of 32 bytes of numbers, both in shared memory, their rows of
 /// 128 bytes in the copy engine's 128-byte swizzle.
 namespace moe64::cuda {
 
@@ -29,53 +29,82 @@ class operand_place {
   std::uint32_t low_;
 };
 
-template <int Rows>
-struct e4m3_product;
+/// Codes, whose sums over 128 of them are scaled before they are added, and numbers.
+struct e4m3_numbers {
+  static constexpr bool scaled = true;
+  static constexpr int stage_k = 128;  ///< numbers of a row of 128 bytes
+  template <int Rows>
+  struct product;
+};
+struct bf16_numbers {
+  static constexpr bool scaled = false;
+  static constexpr int stage_k = 64;
+  template <int Rows>
+  struct product;
+};
+struct f16_numbers {
+  static constexpr bool scaled = false;
+  static constexpr int stage_k = 64;
+  template <int Rows>
+  struct product;
+};
 
-#define MOE64_E4M3_PRODUCT(rows)                                           \
-  template <>                                                              \
-  struct e4m3_product<rows> {                                              \
-    using type = cute::SM90::GMMA::MMA_64x##rows##x32_F32E4M3E4M3_SS_TN<>; \
-  };
-MOE64_E4M3_PRODUCT(8)
-MOE64_E4M3_PRODUCT(16)
-MOE64_E4M3_PRODUCT(24)
-MOE64_E4M3_PRODUCT(32)
-MOE64_E4M3_PRODUCT(40)
-MOE64_E4M3_PRODUCT(48)
-MOE64_E4M3_PRODUCT(56)
-MOE64_E4M3_PRODUCT(64)
-MOE64_E4M3_PRODUCT(72)
-MOE64_E4M3_PRODUCT(80)
-MOE64_E4M3_PRODUCT(88)
-MOE64_E4M3_PRODUCT(96)
-MOE64_E4M3_PRODUCT(104)
-MOE64_E4M3_PRODUCT(112)
-MOE64_E4M3_PRODUCT(120)
-MOE64_E4M3_PRODUCT(128)
-#undef MOE64_E4M3_PRODUCT
+#define MOE64_PRODUCTS(rows)                                                                      \
+  template <>                                                                                     \
+  struct e4m3_numbers::product<rows> : cute::SM90::GMMA::MMA_64x##rows##x32_F32E4M3E4M3_SS_TN<> { \
+  };                                                                                              \
+  template <>                                                                                     \
+  struct bf16_numbers::product<rows>                                                              \
+      : cute::SM90::GMMA::MMA_64x##rows##x16_F32BF16BF16_SS<cute::SM90::GMMA::Major::K,           \
+                                                            cute::SM90::GMMA::Major::K> {};       \
+  template <>                                                                                     \
+  struct f16_numbers::product<rows>                                                               \
+      : cute::SM90::GMMA::MMA_64x##rows##x16_F32F16F16_SS<cute::SM90::GMMA::Major::K,             \
+                                                          cute::SM90::GMMA::Major::K> {};
+MOE64_PRODUCTS(8)
+MOE64_PRODUCTS(16)
+MOE64_PRODUCTS(24)
+MOE64_PRODUCTS(32)
+MOE64_PRODUCTS(40)
+MOE64_PRODUCTS(48)
+MOE64_PRODUCTS(56)
+MOE64_PRODUCTS(64)
+MOE64_PRODUCTS(72)
+MOE64_PRODUCTS(80)
+MOE64_PRODUCTS(88)
+MOE64_PRODUCTS(96)
+MOE64_PRODUCTS(104)
+MOE64_PRODUCTS(112)
+MOE64_PRODUCTS(120)
+MOE64_PRODUCTS(128)
+MOE64_PRODUCTS(136)
+#undef MOE64_PRODUCTS
 
-template <int Rows, std::size_t... I>
+template <class Numbers, int Rows, std::size_t... I>
 __device__ __forceinline__ void multiply_step(std::uint64_t left, std::uint64_t right,
                                               float (&sums)[Rows / 2], bool fresh,
                                               std::index_sequence<I...>) {
   using cute::SM90::GMMA::ScaleOut;
-  e4m3_product<Rows>::type::fma(left, right, sums[I]..., fresh ? ScaleOut::Zero : ScaleOut::One);
+  Numbers::template product<Rows>::fma(left, right, sums[I]...,
+                                       fresh ? ScaleOut::Zero : ScaleOut::One);
 }
 
-/// sums = left * right^T over 128 codes. It has only begun: cute::warpgroup_wait ends it.
-template <int Rows>
-__device__ __forceinline__ void begin_product(operand_place const& left, operand_place const& right,
-                                              float (&sums)[Rows / 2]) {
-#pragma unroll
-  for (float& sum : sums) cute::warpgroup_fence_operand(sum);
-  cute::warpgroup_arrive();
+/// The products over one row of 128 bytes; they begin and end with others in begin_products and
+/// commit_products. `fresh`: sums are set, otherwise added to.
+template <class Numbers, int Rows>
+__device__ __forceinline__ void multiply_stage(operand_place const& left,
+                                               operand_place const& right, float (&sums)[Rows / 2],
+                                               bool fresh) {
 #pragma unroll
   for (unsigned k = 0; k < 128; k += 32) {
-    multiply_step<Rows>(left.along_k(k), right.along_k(k), sums, k == 0,
-                        std::make_index_sequence<Rows / 2>());
+    multiply_step<Numbers, Rows>(left.along_k(k), right.along_k(k), sums, fresh && k == 0,
+                                 std::make_index_sequence<Rows / 2>());
   }
-  cute::warpgroup_commit_batch();
+}
+
+/// Keeps the compiler from moving accesses of registers that the tensor cores read and write.
+template <int Count>
+__device__ __forceinline__ void fence_registers(float (&sums)[Count]) {
 #pragma unroll
   for (float& sum : sums) cute::warpgroup_fence_operand(sum);
 }
