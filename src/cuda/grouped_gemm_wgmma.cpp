@@ -186,12 +186,11 @@ void grouped_gemm([[maybe_unused]] grouped_gemm_args const& args, [[maybe_unused
   launcher on("grouped_gemm", args, where);
   index_t const each = ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
   wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
-  wgmma_shape const shape = grouped_gemm_wgmma_shape(size);
+  wgmma_shape const shape = grouped_gemm_wgmma_shape(size, args.x.type());
   grouped_gemm_wgmma_parameters p = parameters(args, where);
-  p.once = each <= shape.rows * shape.cluster;
-  index_t const rows = shape.rows * shape.cluster;
+  p.once = each <= shape.rows;
   index_t const tiles =
-      checked_mul(checked_add(ceil_div(args.x.rows(), rows), args.weights.experts()),
+      checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, shape.outs));
   index_t const clusters = std::min(tiles, on.multiprocessors() / shape.cluster);
   on.launch(grouped_gemm_wgmma_kernel(size, args.x.type()),

@@ -44,8 +44,8 @@ struct wgmma_shape {
 /// By the rows that a tile has at most.
 enum class wgmma_size { few, some, many };
 
-[[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size);
 /// `numbers`: type of x and weights, e4m3 bf16 f16.
+[[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size, dtype numbers);
 [[nodiscard]] kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size,
                                                                               dtype numbers);
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/grouped_gemm_wgmma_sums.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_wide.cuh"
 
 #include <cutlass/arch/reg_reconfig.h>
 
@@ -25,74 +26,89 @@ __device__ __forceinline__ void multiply_tile(grouped_gemm_wgmma_parameters cons
   sums.end();
   sums.store(tile);
 }
+template <int RowBlocks>
+__device__ __forceinline__ void multiply_tile(grouped_gemm_wgmma_parameters const& p,
+                                              wide_memory& memory, gemm_tile const& tile,
+                                              int k_blocks, ring_place<wide_tile::stages>& at) {
+  wide_sums<RowBlocks> sums(p, memory);
+#pragma unroll 1
+  for (int k = 0; k < k_blocks; ++k, at.next()) sums.add(at);
+  sums.store(tile);
+}
 
-template <class Tile>
-__device__ void feed(grouped_gemm_wgmma_parameters const& p, expert_tiles const& tiles,
-                     wgmma_memory<Tile>& memory, int k_blocks) {
-  int const warp = warp_number();
-  if (warp == 0) return publish_tiles(p, tiles, memory);
+/// Warps 1 to 3 of those that feed; warp 0 publishes tiles.
+template <class Tile, bool Scaled, class Loader, class Memory>
+__device__ void feed(grouped_gemm_wgmma_parameters const& p, Memory& memory, int k_blocks) {
   gemm_tile tile;
   tile_reader reader(memory.tile, memory.tiles);
-  if (warp == 1) {
-    stage_loader<Tile> loader(p, memory);
+  if (warp_number() == 1) {
+    Loader loader(p, memory);
     while (reader.next(tile)) {
       if (lane_number() == 0) loader.load(tile, k_blocks);
       __syncwarp();
     }
-  } else if constexpr (Tile::numbers::scaled) {
-    factor_maker<Tile> maker(p, memory, thread_number() - 64);
+  } else if constexpr (Scaled) {
+    factor_maker<Tile, Memory> maker(p, memory, thread_number() - 64);
     while (reader.next(tile)) maker.make(tile, k_blocks);
   }
 }
 
-template <class Tile>
-__device__ void multiply(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory,
-                         int k_blocks) {
-  int const group = warp_number() / 4 - 1;
-  if (takes_turns<Tile> && group == 1) group_turn::give_to(0);
-  tile_reader reader(memory.tile, memory.tiles);
-  ring_place<Tile::stages> at;
-  gemm_tile tile;
-  while (reader.next(tile)) {
-    load_output_terms(p, tile, group, memory.terms[group]);
-    multiply_tile(p, memory, tile, k_blocks, at);
-  }
+template <class Memory>
+__device__ Memory& aligned_memory(std::uint8_t* shared) {
+  auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
+  return *reinterpret_cast<Memory*>(shared + (1024 - misaligned) % 1024);
+}
+
+/// By one thread.
+template <class Memory>
+__device__ void make_barriers(Memory& memory, bool scaled, int cluster) {
+  constexpr int multiplying_warps = 8, factor_warps = 2;
+  int const factors = scaled ? factor_warps : 0;
+  memory.stages.make(1 + factors, multiplying_warps * cluster);
+  memory.tiles.make(1, multiplying_warps + factors + 1);
+  cutlass::arch::fence_barrier_init();
 }
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::cluster, 1, 1)
     grouped_gemm_wgmma(__grid_constant__ grouped_gemm_wgmma_parameters const p) {
   extern __shared__ std::uint8_t shared[];
-  auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
-  auto& memory = *reinterpret_cast<wgmma_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
-  constexpr int multiplying_warps = 8, factor_warps = Tile::numbers::scaled ? 2 : 0;
-  constexpr int readers = multiplying_warps + factor_warps + 1;
-  if (threadIdx.x == 0) {
-    memory.stages.make(1 + factor_warps, multiplying_warps * Tile::cluster);
-    memory.tiles.make(1, readers);
-    cutlass::arch::fence_barrier_init();
-  }
+  auto& memory = aligned_memory<wgmma_memory<Tile>>(shared);
+  constexpr bool scaled = Tile::numbers::scaled;
+  if (threadIdx.x == 0) make_barriers(memory, scaled, Tile::cluster);
   constexpr index_t rows = Tile::cluster * Tile::rows, granule = Tile::cluster * 8;
-  tile_cut const cut = {p.expert_begin, p.y.extent[0], rows,
-                        p.parts * ceil_div(p.n_part, index_t{Tile::outs}), granule};
+  index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs});
+  tile_cut const cut = {p.expert_begin, p.y.extent[0], rows, p.parts * tiles_each, granule};
   expert_tiles const tiles(cut, memory.tile_sums);
   if constexpr (Tile::cluster > 1) cute::cluster_sync();
   constexpr index_t stage_k = Tile::numbers::stage_k;
   int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
-    feed(p, tiles, memory, k_blocks);
+    if (warp_number() == 0) {
+      publish_tiles<Tile::cluster>(tiles, narrow_places<Tile>{tiles_each}, memory);
+    } else {
+      feed<Tile, scaled, narrow_loader<Tile>>(p, memory, k_blocks);
+    }
   } else {
     cutlass::arch::warpgroup_reg_alloc<multiplying_registers>();
-    multiply(p, memory, k_blocks);
+    int const group = warp_number() / 4 - 1;
+    tile_reader reader(memory.tile, memory.tiles);
+    ring_place<Tile::stages> at;
+    gemm_tile tile;
+    while (reader.next(tile)) {
+      load_output_terms(p, tile, group * Tile::blocks * 64, memory.terms[group]);
+      multiply_tile(p, memory, tile, k_blocks, at);
+    }
   }
   // A block's memory must outlive what its pair writes there.
   if constexpr (Tile::cluster > 1) cute::cluster_sync();
 }
 
-template <class Tile>
+/// Shared memory: beside the memory itself what aligning it takes.
+template <class Tile, class Memory = wgmma_memory<Tile>>
 constexpr wgmma_shape wgmma_shape_of = {Tile::rows, Tile::outs, Tile::cluster, Tile::threads,
-                                        wgmma_shared_bytes<Tile>};
+                                        sizeof(Memory) + 1024};
 
 template <class Numbers>
 using wgmma_few = wgmma_tile<Numbers, 1, 32, 10, false>;

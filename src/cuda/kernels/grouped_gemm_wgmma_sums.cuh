@@ -1,67 +1,10 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma_factors.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_narrow.cuh"
 
 #include <cute/arch/copy_sm90.hpp>
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 namespace moe64::cuda {
-
-/// Whether groups begin their products in turns: where the tensor cores are the limit.
-template <class Tile>
-constexpr bool takes_turns = Tile::numbers::scaled&& Tile::rows > 64;
-
-/// Whose turn it is. A group may begin when the other has begun; the second group lets the first
-/// begin for the first time.
-struct group_turn {
-  static constexpr std::uint32_t threads = 256;
-
-  // With constant numbers: otherwise all sixteen barriers are taken.
-  static __device__ void await(int group) {
-    if (group == 0) {
-      cutlass::arch::NamedBarrier::arrive_and_wait(threads, 2U);
-    } else {
-      cutlass::arch::NamedBarrier::arrive_and_wait(threads, 3U);
-    }
-  }
-  static __device__ void give_to(int group) {
-    if (group == 0) {
-      cutlass::arch::NamedBarrier::arrive(threads, 2U);
-    } else {
-      cutlass::arch::NamedBarrier::arrive(threads, 3U);
-    }
-  }
-};
-
-__device__ inline void await_group(int group) {
-  if (group == 0) {
-    cutlass::arch::NamedBarrier::arrive_and_wait(128, 0U);
-  } else {
-    cutlass::arch::NamedBarrier::arrive_and_wait(128, 1U);
-  }
-}
-
-__device__ inline bool has_output_terms(grouped_gemm_wgmma_parameters const& p,
-                                        gemm_tile const& tile) {
-  return p.row_scales[tile.part].data != nullptr || p.bias[tile.part].present();
-}
-
-/// By the 128 threads of a group, before its sums: so their code is there once, and not for every
-/// number of rows.
-template <class Tile>
-__device__ void load_output_terms(grouped_gemm_wgmma_parameters const& p, gemm_tile const& tile,
-                                  int group, output_terms<Tile>& terms) {
-  if (!has_output_terms(p, tile)) return;
-  int const i = thread_number() % 128;
-  index_t const out = tile.out + group * Tile::blocks * 64 + i;
-  if (i >= 64 * Tile::blocks || out >= p.n_part) return;
-  tensor_view const& bias = p.bias[tile.part];
-  terms.factor[i] = scale_row(p.row_scales[tile.part], tile.expert, out).at(0);
-  terms.addend[i] =
-      !bias.present() ? 0.0F : load_number(bias.type, bias.data, offset_of(bias, tile.expert, out));
-}
 
 /// The sums of one thread of a group of four warps. The tensor cores give it, of each block of 64
 /// outputs, outputs 16 * warp + lane / 4 and that + 8, and of each 8 rows the two from
@@ -128,7 +71,7 @@ class group_sums {
     return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes));
   }
 
-  /// The groups begin in turns: while one scales and adds, the tensor cores multiply for the other.
+  /// While one group scales and adds, the tensor cores multiply for the other.
   __device__ __forceinline__ void add_scaled(int slot) {
     operand_place const right = rows(slot);
     float const* const scales =
@@ -137,12 +80,10 @@ class group_sums {
 #pragma unroll
     for (int b = 0; b < Tile::blocks; ++b) {
       float products[Rows / 2];
-      if constexpr (takes_turns<Tile>) group_turn::await(group_);
       fence_registers(products);
       cute::warpgroup_arrive();
       multiply_stage<numbers, Rows>(weights(slot, b), right, products, true);
       cute::warpgroup_commit_batch();
-      if constexpr (takes_turns<Tile>) group_turn::give_to(1 - group_);
       cute::warpgroup_wait<0>();
       fence_registers(products);
       promote(products, scales, sums_[b]);
@@ -195,7 +136,7 @@ class group_sums {
   __device__ void finish(gemm_tile const& tile) {
     if (!has_output_terms(p_, tile)) return;
     await_group(group_);
-    output_terms<Tile> const& terms = memory_.terms[group_];
+    output_terms<64 * Tile::blocks> const& terms = memory_.terms[group_];
 #pragma unroll
     for (int b = 0; b < Tile::blocks; ++b) {
 #pragma unroll
@@ -218,12 +159,6 @@ class group_sums {
 
   /// Rows [first, first + rows_out) as rows of y.
   __device__ void transpose(int first, std::uint8_t* buffer, bool bf16) const {
-    auto const bits_of = [&](float a, float b) {
-      __nv_bfloat162 const narrow = __floats2bfloat162_rn(a, b);
-      __half2 const half = __floats2half2_rn(a, b);
-      return bf16 ? *reinterpret_cast<std::uint32_t const*>(&narrow)
-                  : *reinterpret_cast<std::uint32_t const*>(&half);
-    };
 #pragma unroll
     for (int b = 0; b < Tile::blocks; ++b) {
 #pragma unroll
@@ -234,10 +169,10 @@ class group_sums {
         int const eight = b * 8 + warp_number() % 4 * 2 + lane_ / 8 % 2;
         auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + place(row, eight));
         if (r + 8 < Rows) {
-          cute::SM90_U16x8_STSM_T::copy(bits_of(s[0], s[1]), bits_of(s[2], s[3]),
-                                        bits_of(s[4], s[5]), bits_of(s[6], s[7]), to);
+          cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
+                                        packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
         } else {
-          cute::SM90_U16x4_STSM_T::copy(bits_of(s[0], s[1]), bits_of(s[2], s[3]), to);
+          cute::SM90_U16x4_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16), to);
         }
       }
     }
@@ -254,15 +189,7 @@ class group_sums {
       if (first + row >= tile.rows || out >= p_.n_part) continue;
       index_t const at =
           (tile.row + index_t{first + row}) * p_.y.stride[0] + tile.part * p_.n_part + out;
-      std::uint8_t const* const from = buffer + place(row, eight);
-      if (p_.y_vectors && out + 8 <= p_.n_part) {
-        *reinterpret_cast<uint4*>(y + at) = *reinterpret_cast<uint4 const*>(from);
-      } else {
-#pragma unroll 1
-        for (int j = 0; j < within(p_.n_part - out, 8); ++j) {
-          y[at + j] = reinterpret_cast<std::uint16_t const*>(from)[j];
-        }
-      }
+      write_eight(p_, buffer + place(row, eight), y + at, out);
     }
   }
 

@@ -1,16 +1,8 @@
 #pragma once
 
-#include "cuda/kernels/expert_tiles.cuh"
-#include "cuda/kernels/grouped_gemm_wgmma.hpp"
-#include "cuda/kernels/pipeline.cuh"
-#include "cuda/kernels/wgmma.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_parts.cuh"
 
-#include <cute/arch/cluster_sm90.hpp>
-#include <cute/arch/copy_sm90_desc.hpp>
-#include <cute/arch/copy_sm90_tma.hpp>
-
-/// One block of threads is a factory: a warp finds tiles, one has the copy engine fill stages of
-/// weights and x, two multiply scales, and two groups of four warps multiply, scale and add.
+/// Rows are the right operand here, so that a tile has any multiple of 8 of them.
 namespace moe64::cuda {
 
 /// A tile of 128 * Blocks outputs and up to Rows rows; each group has Blocks times 64 outputs. Two
@@ -27,27 +19,14 @@ struct wgmma_tile {
   /// Products of scales: a thread of a group uses every fourth pair of rows, which lie together.
   static constexpr int factor_stride = (Rows / 4 + 3) / 4 * 4 + 4;
   static constexpr int factors = Numbers::scaled ? Blocks * 4 * factor_stride : 4;
+  static constexpr int factor_blocks = Blocks;
+  /// Where the factor of row r and block b of 128 outputs is.
+  [[nodiscard]] static __device__ int factor_place(int b, int r) {
+    return (b * 4 + r % 8 / 2) * factor_stride + r / 8 * 2 + r % 2;
+  }
   /// Rows of y that a group writes at a time.
   static constexpr int rows_out = 32 / Blocks;
   static constexpr int out_bytes = rows_out * 128 * Blocks;
-};
-
-/// A tile as its users see it; the host made sure that rows and outputs are ints.
-struct gemm_tile {
-  int expert;  ///< below 0: there are no more
-  int row, rows;
-  int part, out;  ///< first output in its part
-
-  /// Of x that are copied and multiplied: whole eights, at least one.
-  [[nodiscard]] __device__ int eights() const { return rows <= 8 ? 1 : (rows + 7) / 8; }
-};
-
-inline constexpr int tile_slots = 4;
-
-/// What the sums of each output of a group are multiplied by, and what is added then.
-template <class Tile>
-struct output_terms {
-  float factor[64 * Tile::blocks], addend[64 * Tile::blocks];
 };
 
 template <class Tile>
@@ -55,87 +34,39 @@ struct wgmma_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(16) float factor[Tile::stages][Tile::factors];
   alignas(16) std::uint8_t out[2][2][Tile::out_bytes];
-  output_terms<Tile> terms[2];
+  output_terms<64 * Tile::blocks> terms[2];
   gemm_tile tile[tile_slots];
   ring_barriers<Tile::stages> stages;
   ring_barriers<tile_slots> tiles;
   expert_tiles::memory tile_sums;
 };
 
-/// Beside the memory itself what aligning it takes.
 template <class Tile>
-constexpr index_t wgmma_shared_bytes = sizeof(wgmma_memory<Tile>) + 1024;
+struct narrow_places {
+  index_t tiles_each;  ///< of a part
 
-/// Which of its pair a block is.
-template <class Tile>
-__device__ int rank_in_pair() {
-  if constexpr (Tile::cluster == 1) return 0;
-  return static_cast<int>(cute::block_rank_in_cluster());
-}
-
-/// Tiles in the order in which they are published, for one warp.
-class tile_reader {
- public:
-  __device__ tile_reader(gemm_tile const* tiles, ring_barriers<tile_slots>& ring)
-      : tiles_(tiles), ring_(ring) {}
-  __device__ bool next(gemm_tile& tile) {
-    ring_.await_filled(at_);
-    tile = tiles_[at_.slot];
-    __syncwarp();
-    if (lane_number() == 0) arrive(ring_.used[at_.slot]);
-    at_.next();
-    return tile.expert >= 0;
+  [[nodiscard]] __device__ gemm_tile operator()(tile_place const& place, int rank) const {
+    gemm_tile tile;
+    int const rows = within(place.rows, Tile::cluster * Tile::rows);
+    int const half = Tile::cluster == 1 ? rows : ((rows + 1) / 2 + 7) / 8 * 8;
+    tile.expert = static_cast<int>(place.expert);                // narrow-ok: host looked
+    tile.row = static_cast<int>(place.row_begin) + rank * half;  // narrow-ok: host looked
+    tile.rows = rank == 0 ? (rows < half ? rows : half) : (rows > half ? rows - half : 0);
+    tile.part = place.out_tile >= tiles_each ? 1 : 0;
+    index_t const out = (place.out_tile - tile.part * tiles_each) * Tile::outs;
+    tile.out = static_cast<int>(out);  // narrow-ok: host looked
+    return tile;
   }
-
- private:
-  gemm_tile const* tiles_;
-  ring_barriers<tile_slots>& ring_;
-  ring_place<tile_slots> at_;
 };
-
-/// The part of a pair's tile that is this block's.
-template <class Tile>
-__device__ gemm_tile tile_of(tile_place const& place, index_t tiles_each) {
-  gemm_tile tile;
-  int const rows = within(place.rows, Tile::cluster * Tile::rows);
-  int const half = Tile::cluster == 1 ? rows : ((rows + 1) / 2 + 7) / 8 * 8;
-  int const rank = rank_in_pair<Tile>();
-  tile.expert = static_cast<int>(place.expert);                // narrow-ok: host looked
-  tile.row = static_cast<int>(place.row_begin) + rank * half;  // narrow-ok: host looked
-  tile.rows = rank == 0 ? (rows < half ? rows : half) : (rows > half ? rows - half : 0);
-  tile.part = place.out_tile >= tiles_each ? 1 : 0;
-  index_t const out = (place.out_tile - tile.part * tiles_each) * Tile::outs;
-  tile.out = static_cast<int>(out);  // narrow-ok: host looked
-  return tile;
-}
-
-/// By one warp. Both blocks of a pair find the same tiles.
-template <class Tile>
-__device__ void publish_tiles(grouped_gemm_wgmma_parameters const& p, expert_tiles const& tiles,
-                              wgmma_memory<Tile>& memory) {
-  index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs});
-  ring_place<tile_slots> at;
-  for (index_t number = blockIdx.x / Tile::cluster;; number += gridDim.x / Tile::cluster) {
-    bool const more = number < tiles.count();
-    gemm_tile tile = {-1, 0, 0, 0, 0};
-    if (more) tile = tile_of<Tile>(tiles.at(number), tiles_each);
-    memory.tiles.await_free(at);
-    if (lane_number() == 0) {
-      memory.tile[at.slot] = tile;
-      arrive(memory.tiles.filled[at.slot]);
-    }
-    __syncwarp();
-    at.next();
-    if (!more) return;
-  }
-}
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>
-class stage_loader {
+class narrow_loader {
  public:
-  __device__ stage_loader(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory)
-      : p_(p), memory_(memory), rank_(rank_in_pair<Tile>()) {
+  __device__ narrow_loader(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory)
+      : p_(p),
+        memory_(memory),
+        rank_(Tile::cluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster())) {
     using cute::TMA::CacheHintSm90;
     weights_hint_ = static_cast<std::uint64_t>(p.once ? CacheHintSm90::EVICT_FIRST
                                                       : CacheHintSm90::EVICT_NORMAL);
