@@ -136,6 +136,9 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
     rows *= 2;
   }
   if (!args.x.is_plain()) p.x_scales = scales_of(args.x);
+  p.x_scales_vectors = p.x_scales.type == dtype::f32 && p.x_scales.k_blocks == 1 &&
+                       p.x_scales.k == 1 && p.x_scales.n % 4 == 0 &&
+                       reinterpret_cast<std::uintptr_t>(p.x_scales.data) % 16 == 0;
   p.parts = args.weights.parts();
   for (int part = 0; part < p.parts; ++part) {
     quantized_view const& q = args.weights.part(part);

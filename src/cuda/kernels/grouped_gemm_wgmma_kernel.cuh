@@ -9,7 +9,7 @@ namespace moe64::cuda {
 
 /// Registers of a thread that feeds and of one that multiplies: together no more than the 168 of
 /// each that a block of 384 threads begins with.
-inline constexpr int feeding_registers = 40, multiplying_registers = 232;
+inline constexpr int feeding_registers = 56, multiplying_registers = 224;
 static_assert(feeding_registers + 2 * multiplying_registers <= 3 * 168);
 
 /// A tile by the code for its number of eights.
@@ -48,7 +48,7 @@ __device__ void feed(grouped_gemm_wgmma_parameters const& p, Memory& memory, int
       __syncwarp();
     }
   } else if constexpr (Scaled) {
-    factor_maker<Tile, Memory> maker(p, memory, thread_number() - 64);
+    factor_maker<Tile, Memory> maker(p, memory, warp_number() == 3);
     while (reader.next(tile)) maker.make(tile, k_blocks);
   }
 }
@@ -63,9 +63,9 @@ __device__ Memory& aligned_memory(std::uint8_t* shared) {
 template <class Memory>
 __device__ void make_barriers(Memory& memory, bool scaled, int cluster) {
   constexpr int multiplying_warps = 8, factor_warps = 2;
-  int const factors = scaled ? factor_warps : 0;
-  memory.stages.make(1 + factors, multiplying_warps * cluster);
-  memory.tiles.make(1, multiplying_warps + factors + 1);
+  // A stage is filled by the copy engine and by one of the warps that make factors.
+  memory.stages.make(scaled ? 2 : 1, multiplying_warps * cluster);
+  memory.tiles.make(1, multiplying_warps + (scaled ? factor_warps : 0) + 1);
   cutlass::arch::fence_barrier_init();
 }
 

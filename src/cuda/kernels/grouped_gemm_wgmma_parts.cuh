@@ -95,84 +95,89 @@ class scale_row {
   index_t first_;
 };
 
-/// By two warps: the products of the scales of rows and of blocks of 128 outputs, a few blocks
-/// along k at a time, while the scales of the next ones are on their way.
+/// By two warps: the products of the scales of rows and of blocks of 128 outputs. Each warp makes
+/// every other chunk of blocks along k, so that the scales of one chunk can be on their way (behind
+/// all that the copy engine has asked for) while those of the other are used.
 template <class Tile, class Memory>
 class factor_maker {
  public:
-  static constexpr int threads = 64;
-
-  __device__ factor_maker(grouped_gemm_wgmma_parameters const& p, Memory& memory, int number)
-      : p_(p), memory_(memory), number_(number) {}
+  __device__ factor_maker(grouped_gemm_wgmma_parameters const& p, Memory& memory, bool second)
+      : p_(p), memory_(memory), mine_(!second) {}
 
   __device__ void make(gemm_tile const& tile, int k_blocks) {
-    load(tile, 0, k_blocks);
-    for (int k = 0; k < k_blocks; k += ahead) {
-      float product[Tile::factor_blocks][each][ahead];
-#pragma unroll
-      for (int b = 0; b < Tile::factor_blocks; ++b) {
-#pragma unroll
-        for (int j = 0; j < each; ++j) {
-#pragma unroll
-          for (int i = 0; i < ahead; ++i) product[b][j][i] = of_rows_[j][i] * of_weights_[b][i];
-        }
+    for (int k = 0; k < k_blocks; k += chunk) {
+      int const count = k_blocks - k < chunk ? k_blocks - k : chunk;
+      if (mine_) {
+        load(tile, k, count);
+        write(tile, count);
+      } else {
+        for (int i = 0; i < count; ++i) at_.next();
       }
-      if (k + ahead < k_blocks) load(tile, k + ahead, k_blocks);
-#pragma unroll
-      for (int i = 0; i < ahead; ++i) {
-        if (k + i >= k_blocks) break;
-        memory_.stages.await_free(at_);
-        float* const to = memory_.factor[at_.slot];
-#pragma unroll
-        for (int j = 0; j < each; ++j) {
-          int const r = j * threads + number_;
-          if (r >= tile.eights() * 8) continue;
-#pragma unroll
-          for (int b = 0; b < Tile::factor_blocks; ++b) {
-            to[Tile::factor_place(b, r)] = product[b][j][i];
-          }
-        }
-        __syncwarp();
-        if (lane_number() == 0) arrive(memory_.stages.filled[at_.slot]);
-        at_.next();
-      }
+      mine_ = !mine_;
     }
   }
 
  private:
-  static constexpr int each = (Tile::rows + threads - 1) / threads;
-  static constexpr int ahead = 2;
+  static constexpr int each = (Tile::rows + 31) / 32;  ///< rows of a lane
+  static constexpr int chunk = 4;
 
-  __device__ void load(gemm_tile const& tile, int k, int k_blocks) {
-    wgmma_scales const& scales = p_.weight_scales[tile.part];
-#pragma unroll
-    for (int b = 0; b < Tile::factor_blocks; ++b) {
-      int const out = tile.out + b * 128;
-      bool const live = out < p_.n_part;
-      int const n = scales.data == nullptr ? 0 : out / 128 / scales.n_blocks;
-      scale_row const row(scales, tile.expert, live ? n : 0);
-#pragma unroll
-      for (int i = 0; i < ahead; ++i) {
-        of_weights_[b][i] = live && k + i < k_blocks ? row.at(k + i) : 0.0F;
-      }
-    }
+  __device__ void load(gemm_tile const& tile, int k, int count) {
+    int const lane = lane_number();
 #pragma unroll
     for (int j = 0; j < each; ++j) {
-      int const r = j * threads + number_;
+      int const r = j * 32 + lane;
       bool const live = r < tile.rows;
-      scale_row const row(p_.x_scales, 0, live ? tile.row + r : 0);
+      index_t const row = live ? tile.row + r : 0;
+      if (p_.x_scales_vectors && count == chunk) {
+        auto const* const from =
+            static_cast<float const*>(p_.x_scales.data) + row * p_.x_scales.n + k;
+        *reinterpret_cast<float4*>(of_rows_[j]) =
+            live ? *reinterpret_cast<float4 const*>(from) : float4{};
+      } else {
+        scale_row const scales(p_.x_scales, 0, row);
 #pragma unroll
-      for (int i = 0; i < ahead; ++i) {
-        of_rows_[j][i] = live && k + i < k_blocks ? row.at(k + i) : 0.0F;
+        for (int i = 0; i < chunk; ++i) {
+          of_rows_[j][i] = live && i < count ? scales.at(k + i) : 0.0F;
+        }
       }
+    }
+    // Each of the first lanes has one scale of weights.
+    wgmma_scales const& scales = p_.weight_scales[tile.part];
+    int const b = lane / chunk % Tile::factor_blocks, i = lane % chunk;
+    int const out = tile.out + b * 128;
+    bool const live = out < p_.n_part && i < count;
+    int const n = scales.data == nullptr ? 0 : out / 128 / scales.n_blocks;
+    of_weights_ = live ? scale_row(scales, tile.expert, n).at(k + i) : 0.0F;
+  }
+
+  __device__ void write(gemm_tile const& tile, int count) {
+    int const lane = lane_number();
+    int const rows = tile.eights() * 8;
+#pragma unroll
+    for (int i = 0; i < chunk; ++i) {
+      if (i >= count) break;
+      memory_.stages.await_free(at_);
+      float* const to = memory_.factor[at_.slot];
+#pragma unroll
+      for (int b = 0; b < Tile::factor_blocks; ++b) {
+        float const weight = __shfl_sync(~0U, of_weights_, b * chunk + i);
+#pragma unroll
+        for (int j = 0; j < each; ++j) {
+          int const r = j * 32 + lane;
+          if (r < rows) to[Tile::factor_place(b, r)] = of_rows_[j][i] * weight;
+        }
+      }
+      __syncwarp();
+      if (lane == 0) arrive(memory_.stages.filled[at_.slot]);
+      at_.next();
     }
   }
 
   grouped_gemm_wgmma_parameters const& p_;
   Memory& memory_;
-  int number_;
+  bool mine_;  ///< the next chunk
   ring_place<Tile::stages> at_;
-  float of_rows_[each][ahead], of_weights_[Tile::factor_blocks][ahead];
+  float of_rows_[each][chunk], of_weights_;
 };
 
 __device__ inline void await_group(int group) {
