@@ -23,7 +23,7 @@ if(NOT MOE64_CUDA STREQUAL "OFF" AND IS_DIRECTORY "${PROJECT_SOURCE_DIR}/src/cud
     file(GLOB moe64_cutlass_hints "${PROJECT_SOURCE_DIR}/.venv/cutlass/cutlass_library/source/include")
     find_path(MOE64_CUTLASS_INCLUDE cute/arch/mma_sm90_gmma.hpp HINTS ${moe64_cutlass_hints})
     mark_as_advanced(MOE64_CUTLASS_INCLUDE)
-    if(MOE64_CUTLASS_INCLUDE AND "90a-real" IN_LIST CMAKE_CUDA_ARCHITECTURES)
+    if(MOE64_CUTLASS_INCLUDE AND CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
       set(MOE64_HAVE_HOPPER ON)
     elseif(NOT MOE64_CUTLASS_INCLUDE)
       message(STATUS "moe64: no headers of CUTLASS (scripts/setup.sh brings them), so no Hopper kernels")

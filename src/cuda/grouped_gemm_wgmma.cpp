@@ -18,7 +18,6 @@ constexpr index_t block = 128;
 constexpr int row_bytes = 128;
 
 support has_hopper(moe64::device where) {
-#ifdef MOE64_HAVE_HOPPER
   int major = 0, minor = 0;
   if (the_runtime().capability(where.ordinal, &major, &minor) != 0) {
     return support::no(fmt::format("{} does not tell its compute capability", to_string(where)));
@@ -26,10 +25,6 @@ support has_hopper(moe64::device where) {
   if (major == 9 && minor == 0) return support::yes();
   return support::no(
       fmt::format("{} has compute capability {}.{}, not 9.0", to_string(where), major, minor));
-#else
-  (void)where;
-  return support::no("this build has no kernels of sm_90a");
-#endif
 }
 
 support takes_rows(char const* argument, tensor_view const& values) {
@@ -136,9 +131,6 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
     rows *= 2;
   }
   if (!args.x.is_plain()) p.x_scales = scales_of(args.x);
-  p.x_scales_vectors = p.x_scales.type == dtype::f32 && p.x_scales.k_blocks == 1 &&
-                       p.x_scales.k == 1 && p.x_scales.n % 4 == 0 &&
-                       reinterpret_cast<std::uintptr_t>(p.x_scales.data) % 16 == 0;
   p.parts = args.weights.parts();
   for (int part = 0; part < p.parts; ++part) {
     quantized_view const& q = args.weights.part(part);
@@ -184,12 +176,11 @@ support takes(grouped_gemm_args const& args) {
   return has_hopper(args.y.device);
 }
 
-void grouped_gemm([[maybe_unused]] grouped_gemm_args const& args, [[maybe_unused]] stream where) {
-#ifdef MOE64_HAVE_HOPPER
+void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const each = ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
   wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
-  wgmma_shape const shape = grouped_gemm_wgmma_shape(size, args.x.type());
+  wgmma_shape const shape = grouped_gemm_wgmma_shape(size);
   grouped_gemm_wgmma_parameters p = parameters(args, where);
   p.once = each <= shape.rows;
   index_t const tiles =
@@ -198,7 +189,6 @@ void grouped_gemm([[maybe_unused]] grouped_gemm_args const& args, [[maybe_unused
   index_t const clusters = std::min(tiles, on.multiprocessors() / shape.cluster);
   on.launch(grouped_gemm_wgmma_kernel(size, args.x.type()),
             {clusters * shape.cluster, shape.threads, shape.shared_bytes}, p);
-#endif
 }
 
 }  // namespace moe64::cuda::wgmma

@@ -11,14 +11,16 @@ kernel<grouped_gemm_wgmma_parameters> kernel_of(wgmma_size size) {
 
 }  // namespace
 
-wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size, dtype numbers) {
-  if (size == wgmma_size::many) {
-    return numbers == dtype::e4m3 ? wgmma_shape_of<wide_tile, wide_memory>
-                                  : wgmma_shape_of<wgmma_many<bf16_numbers>>;
+wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size) {
+  // Of codes: they have scales beside them, and so need the most memory.
+  switch (size) {
+    case wgmma_size::few:
+      return wgmma_shape_of<wgmma_few<e4m3_numbers>>;
+    case wgmma_size::some:
+      return wgmma_shape_of<wgmma_some<e4m3_numbers>>;
+    default:
+      return wgmma_shape_of<wgmma_many<e4m3_numbers>>;
   }
-  // Codes have scales beside them, so they need the most memory.
-  return size == wgmma_size::few ? wgmma_shape_of<wgmma_few<e4m3_numbers>>
-                                 : wgmma_shape_of<wgmma_some<e4m3_numbers>>;
 }
 
 kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size, dtype numbers) {

@@ -24,7 +24,6 @@ struct grouped_gemm_wgmma_parameters {
   tensor_view expert_begin;       ///< [experts + 1] int64
   wgmma_scales weight_scales[2];  ///< per part
   wgmma_scales x_scales;
-  bool x_scales_vectors;       ///< four along k, from a multiple of four on, can be read at once
   wgmma_scales row_scales[2];  ///< per part, one for each row of weights; others are then none
   tensor_view bias[2];         ///< per part [experts, n_part] f32 bf16 f16, or absent
   int parts;
@@ -45,8 +44,8 @@ struct wgmma_shape {
 /// By the rows that a tile has at most.
 enum class wgmma_size { few, some, many };
 
+[[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size);
 /// `numbers`: type of x and weights, e4m3 bf16 f16.
-[[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size, dtype numbers);
 [[nodiscard]] kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size,
                                                                               dtype numbers);
 

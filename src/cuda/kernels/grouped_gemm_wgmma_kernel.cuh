@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cuda/kernels/grouped_gemm_wgmma_sums.cuh"
-#include "cuda/kernels/grouped_gemm_wgmma_wide.cuh"
 
 #include <cutlass/arch/reg_reconfig.h>
 
@@ -9,7 +8,7 @@ namespace moe64::cuda {
 
 /// Registers of a thread that feeds and of one that multiplies: together no more than the 168 of
 /// each that a block of 384 threads begins with.
-inline constexpr int feeding_registers = 56, multiplying_registers = 224;
+inline constexpr int feeding_registers = 40, multiplying_registers = 232;
 static_assert(feeding_registers + 2 * multiplying_registers <= 3 * 168);
 
 /// A tile by the code for its number of eights.
@@ -26,46 +25,30 @@ __device__ __forceinline__ void multiply_tile(grouped_gemm_wgmma_parameters cons
   sums.end();
   sums.store(tile);
 }
-template <int RowBlocks>
-__device__ __forceinline__ void multiply_tile(grouped_gemm_wgmma_parameters const& p,
-                                              wide_memory& memory, gemm_tile const& tile,
-                                              int k_blocks, ring_place<wide_tile::stages>& at) {
-  wide_sums<RowBlocks> sums(p, memory);
-#pragma unroll 1
-  for (int k = 0; k < k_blocks; ++k, at.next()) sums.add(at);
-  sums.store(tile);
-}
-
 /// Warps 1 to 3 of those that feed; warp 0 publishes tiles.
-template <class Tile, bool Scaled, class Loader, class Memory>
-__device__ void feed(grouped_gemm_wgmma_parameters const& p, Memory& memory, int k_blocks) {
+template <class Tile>
+__device__ void feed(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory,
+                     int k_blocks) {
   gemm_tile tile;
   tile_reader reader(memory.tile, memory.tiles);
   if (warp_number() == 1) {
-    Loader loader(p, memory);
+    stage_loader<Tile> loader(p, memory);
     while (reader.next(tile)) {
       if (lane_number() == 0) loader.load(tile, k_blocks);
       __syncwarp();
     }
-  } else if constexpr (Scaled) {
-    factor_maker<Tile, Memory> maker(p, memory, warp_number() == 3);
+  } else if constexpr (Tile::numbers::scaled) {
+    factor_maker<Tile> maker(p, memory, thread_number() - 64);
     while (reader.next(tile)) maker.make(tile, k_blocks);
   }
 }
 
-template <class Memory>
-__device__ Memory& aligned_memory(std::uint8_t* shared) {
-  auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
-  return *reinterpret_cast<Memory*>(shared + (1024 - misaligned) % 1024);
-}
-
 /// By one thread.
-template <class Memory>
-__device__ void make_barriers(Memory& memory, bool scaled, int cluster) {
-  constexpr int multiplying_warps = 8, factor_warps = 2;
-  // A stage is filled by the copy engine and by one of the warps that make factors.
-  memory.stages.make(scaled ? 2 : 1, multiplying_warps * cluster);
-  memory.tiles.make(1, multiplying_warps + (scaled ? factor_warps : 0) + 1);
+template <class Tile>
+__device__ void make_barriers(wgmma_memory<Tile>& memory) {
+  constexpr int multiplying_warps = 8, factor_warps = Tile::numbers::scaled ? 2 : 0;
+  memory.stages.make(1 + factor_warps, multiplying_warps * Tile::cluster);
+  memory.tiles.make(1, multiplying_warps + factor_warps + 1);
   cutlass::arch::fence_barrier_init();
 }
 
@@ -73,9 +56,9 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::cluster, 1, 1)
     grouped_gemm_wgmma(__grid_constant__ grouped_gemm_wgmma_parameters const p) {
   extern __shared__ std::uint8_t shared[];
-  auto& memory = aligned_memory<wgmma_memory<Tile>>(shared);
-  constexpr bool scaled = Tile::numbers::scaled;
-  if (threadIdx.x == 0) make_barriers(memory, scaled, Tile::cluster);
+  auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
+  auto& memory = *reinterpret_cast<wgmma_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
+  if (threadIdx.x == 0) make_barriers(memory);
   constexpr index_t rows = Tile::cluster * Tile::rows, granule = Tile::cluster * 8;
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs});
   tile_cut const cut = {p.expert_begin, p.y.extent[0], rows, p.parts * tiles_each, granule};
@@ -86,9 +69,9 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
     if (warp_number() == 0) {
-      publish_tiles<Tile::cluster>(tiles, narrow_places<Tile>{tiles_each}, memory);
+      publish_tiles(tiles, tiles_each, memory);
     } else {
-      feed<Tile, scaled, narrow_loader<Tile>>(p, memory, k_blocks);
+      feed(p, memory, k_blocks);
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<multiplying_registers>();
@@ -106,9 +89,9 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
 }
 
 /// Shared memory: beside the memory itself what aligning it takes.
-template <class Tile, class Memory = wgmma_memory<Tile>>
+template <class Tile>
 constexpr wgmma_shape wgmma_shape_of = {Tile::rows, Tile::outs, Tile::cluster, Tile::threads,
-                                        sizeof(Memory) + 1024};
+                                        sizeof(wgmma_memory<Tile>) + 1024};
 
 template <class Numbers>
 using wgmma_few = wgmma_tile<Numbers, 1, 32, 10, false>;

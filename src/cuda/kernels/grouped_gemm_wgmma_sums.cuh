@@ -1,10 +1,65 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma_narrow.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_factors.cuh"
 
 #include <cute/arch/copy_sm90.hpp>
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 namespace moe64::cuda {
+
+__device__ inline void await_group(int group) {
+  if (group == 0) {
+    cutlass::arch::NamedBarrier::arrive_and_wait(128, 0U);
+  } else {
+    cutlass::arch::NamedBarrier::arrive_and_wait(128, 1U);
+  }
+}
+
+__device__ inline bool has_output_terms(grouped_gemm_wgmma_parameters const& p,
+                                        gemm_tile const& tile) {
+  return p.row_scales[tile.part].data != nullptr || p.bias[tile.part].present();
+}
+
+/// By the 128 threads of a group, before its sums: so their code is there once, and not for every
+/// number of rows. `first` is the first output of the terms in the tile.
+template <int Outs>
+__device__ void load_output_terms(grouped_gemm_wgmma_parameters const& p, gemm_tile const& tile,
+                                  int first, output_terms<Outs>& terms) {
+  if (!has_output_terms(p, tile)) return;
+  tensor_view const& bias = p.bias[tile.part];
+#pragma unroll 1
+  for (int i = thread_number() % 128; i < Outs; i += 128) {
+    index_t const out = index_t{tile.out} + first + i;
+    if (out >= p.n_part) return;
+    terms.factor[i] = scale_row(p.row_scales[tile.part], tile.expert, out).at(0);
+    terms.addend[i] = !bias.present()
+                          ? 0.0F
+                          : load_number(bias.type, bias.data, offset_of(bias, tile.expert, out));
+  }
+}
+
+/// Two numbers of y.
+__device__ inline std::uint32_t packed(float a, float b, bool bf16) {
+  __nv_bfloat162 const narrow = __floats2bfloat162_rn(a, b);
+  __half2 const half = __floats2half2_rn(a, b);
+  return bf16 ? *reinterpret_cast<std::uint32_t const*>(&narrow)
+              : *reinterpret_cast<std::uint32_t const*>(&half);
+}
+
+/// Outputs [out, out + 8) of a row, those that its part has.
+__device__ inline void write_eight(grouped_gemm_wgmma_parameters const& p, std::uint8_t const* from,
+                                   std::uint16_t* to, int out) {
+  if (p.y_vectors && out + 8 <= p.n_part) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<uint4 const*>(from);
+    return;
+  }
+#pragma unroll 1
+  for (int j = 0; j < within(p.n_part - out, 8); ++j) {
+    to[j] = reinterpret_cast<std::uint16_t const*>(from)[j];
+  }
+}
 
 /// The sums of one thread of a group of four warps. The tensor cores give it, of each block of 64
 /// outputs, outputs 16 * warp + lane / 4 and that + 8, and of each 8 rows the two from

@@ -10,7 +10,8 @@ namespace moe64::cuda {
 using shared_barrier = std::uint64_t;
 
 __device__ inline void make_barrier(shared_barrier& barrier, int arrivals) {
-  cutlass::arch::ClusterBarrier::init(&barrier, static_cast<std::uint32_t>(arrivals));
+  cutlass::arch::ClusterBarrier::init(&barrier,
+                                      static_cast<std::uint32_t>(arrivals));  // narrow-ok: warps
 }
 /// Until the barrier has left the phase of this parity. What was written before the arrivals is
 /// seen afterwards, and the compiler moves no access across.
@@ -26,7 +27,8 @@ __device__ inline void arrive(shared_barrier const& barrier) {
 /// In block `rank` of the cluster, by the threads for which `really`.
 __device__ inline void arrive_at(shared_barrier const& barrier, int rank, bool really) {
   asm volatile("" ::: "memory");
-  cutlass::arch::ClusterBarrier::arrive(&barrier, static_cast<std::uint32_t>(rank), really);
+  auto const block = static_cast<std::uint32_t>(rank);  // narrow-ok: below 32
+  cutlass::arch::ClusterBarrier::arrive(&barrier, block, really);
 }
 
 /// A place in a ring of `Slots`, and which time round it is.

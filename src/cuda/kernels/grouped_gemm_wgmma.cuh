@@ -1,13 +1,45 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma_parts.cuh"
+#include "cuda/kernels/expert_tiles.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma.hpp"
+#include "cuda/kernels/pipeline.cuh"
+#include "cuda/kernels/wgmma.cuh"
 
-/// Rows are the right operand here, so that a tile has any multiple of 8 of them.
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+/// One block of threads is a factory: a warp finds tiles, one has the copy engine fill stages of
+/// weights and x, two multiply scales, and two groups of four warps multiply, scale and add. Here
+/// is what they hand to each other, and the first two.
 namespace moe64::cuda {
 
-/// A tile of 128 * Blocks outputs and up to Rows rows; each group has Blocks times 64 outputs. Two
-/// blocks of threads that are a pair have the same outputs and neighbouring rows, and each copies
-/// half of the weights for both.
+/// A tile as its users see it; the host made sure that rows and outputs are ints.
+struct gemm_tile {
+  int expert;  ///< below 0: there are no more
+  int row, rows;
+  int part, out;  ///< first output in its part
+
+  /// Of x that are copied and multiplied: whole eights, at least one.
+  [[nodiscard]] __device__ int eights() const { return rows <= 8 ? 1 : (rows + 7) / 8; }
+};
+
+inline constexpr int tile_slots = 4;
+
+/// Which of its cluster a block is.
+__device__ inline int rank_in_cluster() {
+  return static_cast<int>(cute::block_rank_in_cluster());  // narrow-ok: below 16
+}
+
+/// What the sums of each output of a group are multiplied by, and what is added then.
+template <int Outs>
+struct output_terms {
+  float factor[Outs], addend[Outs];
+};
+
+/// A tile of 128 * Blocks outputs and up to Rows rows, which are the right operand and so any
+/// multiple of 8; each group has Blocks times 64 outputs. Two blocks of threads that are a pair
+/// have the same outputs and neighbouring rows, and each copies half of the weights for both.
 template <class Numbers, int Blocks, int Rows, int Stages, bool Pair>
 struct wgmma_tile {
   using numbers = Numbers;
@@ -19,7 +51,6 @@ struct wgmma_tile {
   /// Products of scales: a thread of a group uses every fourth pair of rows, which lie together.
   static constexpr int factor_stride = (Rows / 4 + 3) / 4 * 4 + 4;
   static constexpr int factors = Numbers::scaled ? Blocks * 4 * factor_stride : 4;
-  static constexpr int factor_blocks = Blocks;
   /// Where the factor of row r and block b of 128 outputs is.
   [[nodiscard]] static __device__ int factor_place(int b, int r) {
     return (b * 4 + r % 8 / 2) * factor_stride + r / 8 * 2 + r % 2;
@@ -41,39 +72,76 @@ struct wgmma_memory {
   expert_tiles::memory tile_sums;
 };
 
-template <class Tile>
-struct narrow_places {
-  index_t tiles_each;  ///< of a part
-
-  [[nodiscard]] __device__ gemm_tile operator()(tile_place const& place, int rank) const {
-    gemm_tile tile;
-    int const rows = within(place.rows, Tile::cluster * Tile::rows);
-    int const half = Tile::cluster == 1 ? rows : ((rows + 1) / 2 + 7) / 8 * 8;
-    tile.expert = static_cast<int>(place.expert);                // narrow-ok: host looked
-    tile.row = static_cast<int>(place.row_begin) + rank * half;  // narrow-ok: host looked
-    tile.rows = rank == 0 ? (rows < half ? rows : half) : (rows > half ? rows - half : 0);
-    tile.part = place.out_tile >= tiles_each ? 1 : 0;
-    index_t const out = (place.out_tile - tile.part * tiles_each) * Tile::outs;
-    tile.out = static_cast<int>(out);  // narrow-ok: host looked
-    return tile;
+/// Tiles in the order in which they are published, for one warp.
+class tile_reader {
+ public:
+  __device__ tile_reader(gemm_tile const* tiles, ring_barriers<tile_slots>& ring)
+      : tiles_(tiles), ring_(ring) {}
+  __device__ bool next(gemm_tile& tile) {
+    ring_.await_filled(at_);
+    tile = tiles_[at_.slot];
+    __syncwarp();
+    if (lane_number() == 0) arrive(ring_.used[at_.slot]);
+    at_.next();
+    return tile.expert >= 0;
   }
+
+ private:
+  gemm_tile const* tiles_;
+  ring_barriers<tile_slots>& ring_;
+  ring_place<tile_slots> at_;
 };
+
+/// What is this block's of a tile of its pair.
+template <class Tile>
+__device__ gemm_tile tile_of(tile_place const& place, index_t tiles_each, int rank) {
+  gemm_tile tile;
+  int const rows = within(place.rows, Tile::cluster * Tile::rows);
+  int const half = Tile::cluster == 1 ? rows : ((rows + 1) / 2 + 7) / 8 * 8;
+  tile.expert = static_cast<int>(place.expert);                // narrow-ok: host looked
+  tile.row = static_cast<int>(place.row_begin) + rank * half;  // narrow-ok: host looked
+  tile.rows = rank == 0 ? (rows < half ? rows : half) : (rows > half ? rows - half : 0);
+  tile.part = place.out_tile >= tiles_each ? 1 : 0;
+  index_t const out = (place.out_tile - tile.part * tiles_each) * Tile::outs;
+  tile.out = static_cast<int>(out);  // narrow-ok: host looked
+  return tile;
+}
+
+/// By one warp. Both blocks of a pair find the same tiles.
+template <class Tile>
+__device__ void publish_tiles(expert_tiles const& tiles, index_t tiles_each,
+                              wgmma_memory<Tile>& memory) {
+  int const rank = Tile::cluster == 1 ? 0 : rank_in_cluster();
+  ring_place<tile_slots> at;
+  for (index_t number = blockIdx.x / Tile::cluster;; number += gridDim.x / Tile::cluster) {
+    bool const more = number < tiles.count();
+    gemm_tile tile = {-1, 0, 0, 0, 0};
+    if (more) tile = tile_of<Tile>(tiles.at(number), tiles_each, rank);
+    memory.tiles.await_free(at);
+    if (lane_number() == 0) {
+      memory.tile[at.slot] = tile;
+      arrive(memory.tiles.filled[at.slot]);
+    }
+    __syncwarp();
+    at.next();
+    if (!more) return;
+  }
+}
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>
-class narrow_loader {
+class stage_loader {
  public:
-  __device__ narrow_loader(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory)
-      : p_(p),
-        memory_(memory),
-        rank_(Tile::cluster == 1 ? 0 : static_cast<int>(cute::block_rank_in_cluster())) {
+  __device__ stage_loader(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory)
+      : p_(p), memory_(memory), rank_(Tile::cluster == 1 ? 0 : rank_in_cluster()) {
     using cute::TMA::CacheHintSm90;
     weights_hint_ = static_cast<std::uint64_t>(p.once ? CacheHintSm90::EVICT_FIRST
                                                       : CacheHintSm90::EVICT_NORMAL);
   }
   __device__ void load(gemm_tile const& tile, int k_blocks) {
     int const eights = tile.eights();
-    auto const bytes = static_cast<std::uint32_t>(Tile::weight_bytes + eights * 1024);
+    auto const bytes =
+        static_cast<std::uint32_t>(Tile::weight_bytes + eights * 1024);  // narrow-ok: a stage
     for (int k = 0; k < k_blocks; ++k) {
       memory_.stages.await_free(at_);
       shared_barrier& filled = memory_.stages.filled[at_.slot];

@@ -1,0 +1,13 @@
+#include "cuda/grouped_gemm_wgmma.hpp"
+
+/// In the place of grouped_gemm_wgmma.cpp in builds without the headers of CUTLASS or without
+/// sm_90a.
+namespace moe64::cuda::wgmma {
+
+support takes(grouped_gemm_args const&) {
+  return support::no("this build has no kernels of sm_90a");
+}
+
+void grouped_gemm(grouped_gemm_args const&, stream) {}
+
+}  // namespace moe64::cuda::wgmma
