@@ -66,8 +66,8 @@ index_t threads_of_block(quantize_target const& target, team const& threads) {
   return align_up(ceil_div(target.block_rows * cols, threads.held), 32);
 }
 
-index_t threads_of_groups(index_t cols, index_t most) {
-  return std::min(most, std::max<index_t>(32, align_up(ceil_div(cols, groups_held), 32)));
+index_t threads_of_groups(index_t cols) {
+  return std::clamp<index_t>(align_up(ceil_div(cols, groups_held), 32), 32, groups_threads);
 }
 
 }  // namespace moe64::cuda

@@ -44,17 +44,12 @@ struct activated_source {
     return {data_of(p.gate, row), is_gated(Kind) ? data_of(p.up, row) : nullptr};
   }
   __device__ raw16<Type> numbers(fetched const& in) const {
-    return {{eight(in.gate.half[0], in.up.half[0]), eight(in.gate.half[1], in.up.half[1])}};
+    raw16<Type> result = in.gate;
+    activate_eights<Kind>(p.spec, result.half, in.up.half, powers);
+    return result;
   }
 
  private:
-  __device__ raw8<Type> eight(raw8<Type> const& gates, raw8<Type> const& ups) const {
-    float gate[8], up[8];
-    decode8<Type>(gates, gate);
-    decode8<Type>(ups, up);
-    activate8<Kind>(p.spec, gate, up, powers);
-    return encode8<Type>(gate);
-  }
   __device__ static std::uint8_t const* data_of(tensor_view const& matrix, index_t row) {
     return static_cast<std::uint8_t const*>(matrix.data) +
            offset_of(matrix, row) * (bits(Type) / 8);
@@ -62,7 +57,7 @@ struct activated_source {
 };
 
 template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(activate_rows_threads)
+__global__ void __launch_bounds__(groups_threads)
     activate_groups(activate_quantize_parameters const p) {
   quantize_groups_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
 }

@@ -44,14 +44,11 @@ __global__ void __launch_bounds__(activate_threads, 6)
       gates[r] = load8<Type>(gate_at + r * p.gate.stride[0] * size);
       if (is_gated(Kind)) ups[r] = load8<Type>(up_at + r * p.up.stride[0] * size);
     }
+    activate_eights<Kind>(p.spec, gates, ups, powers);
 #pragma unroll
     for (int r = 0; r < rows_each; ++r) {
-      float gate[8], up[8];
-      decode8<Type>(gates[r], gate);
-      decode8<Type>(ups[r], up);
-      activate8<Kind>(p.spec, gate, up, powers);
       if (row + r >= rows || !exists) continue;
-      store8<Type>(out_at + r * p.out.stride[0] * size, encode8<Type>(gate));
+      store8<Type>(out_at + r * p.out.stride[0] * size, gates[r]);
     }
   });
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/functions.cuh"
+#include "cuda/kernels/vector8.cuh"
 #include "moe64/ops.hpp"
 
 #include <type_traits>
@@ -110,24 +111,35 @@ __device__ inline float near_gate(activation_spec const& spec) {
   return near_reach;
 }
 
-/// gate[i] = activation(gate[i], up[i]) for eight numbers.
-template <activation Kind>
-__device__ inline void activate8(activation_spec const& spec, float (&gate)[8],
-                                 float const (&up)[8], sixteenth_powers const& powers) {
-  float furthest = 0.0F;
+/// Activations of 8 * Count numbers, each rounded once.
+template <activation Kind, dtype Type, int Count>
+__device__ inline void activate_eights(activation_spec const& spec, raw8<Type> (&gates)[Count],
+                                       raw8<Type> const (&ups)[Count],
+                                       sixteenth_powers const& powers) {
+  std::uint32_t furthest = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) furthest = fmaxf(furthest, fabsf(gate[i]));
+  for (int i = 0; i < 4 * Count; ++i) {
+    furthest = larger_halves<Type>(furthest, gates[i / 4].word[i % 4]);
+  }
+  bool const far = __uint_as_float(larger_half<Type>(furthest)) > near_gate<Kind>(spec);
   auto const compute = [&](auto near) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      gate[i] = activated<Kind, near()>(spec, gate[i], up[i], powers);
+    for (int n = 0; n < Count; ++n) {
+      float gate[8], up[8];
+      decode8<Type>(gates[n], gate);
+      decode8<Type>(ups[n], up);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        gate[i] = activated<Kind, near()>(spec, gate[i], up[i], powers);
+      }
+      gates[n] = encode8<Type>(gate);
     }
   };
   // The lanes of a warp go the same way.
-  if (__all_sync(0xffffffffU, furthest <= near_gate<Kind>(spec))) {
-    compute(std::true_type{});
-  } else {
+  if (__any_sync(0xffffffffU, far)) {
     compute(std::false_type{});
+  } else {
+    compute(std::true_type{});
   }
 }
 

@@ -1,6 +1,7 @@
 #include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/gather.hpp"
 #include "cuda/kernels/number.cuh"
+#include "cuda/kernels/read_ahead.cuh"
 #include "cuda/kernels/vector8.cuh"
 
 namespace moe64::cuda {
@@ -89,39 +90,6 @@ __device__ void for_each_row(routing_plan const& plan, index_t token, Visit cons
       if (row[i] >= 0) visit(token * plan.top_k + k + i, row[i]);
     }
   }
-}
-
-/// Memory is slow to turn from writing to reading, and here a little reading goes with much
-/// writing. So it is read in bursts: the first blocks of each group of blocks fetch what the next
-/// group will read into the cache, where it waits among the writes. A block reads `block_bytes` of
-/// x.
-__device__ void read_ahead(tensor_view const& x, index_t block_bytes) {
-#if __CUDA_ARCH__ >= 900
-  constexpr index_t group = 1024;
-  constexpr index_t fetchers = 256;
-  index_t const row_bytes = x.extent[1] * bits(x.type) / 8;
-  bool const adjacent = x.stride[0] == x.extent[1];
-  index_t const in_group = blockIdx.x % group;
-  if (threadIdx.x != 0 || in_group >= fetchers || !adjacent) return;
-  index_t const bytes = x.extent[0] * row_bytes;
-  index_t const share = group / fetchers * block_bytes;
-  index_t const this_group = (blockIdx.x - in_group) * block_bytes;
-  index_t const next_group = this_group + group * block_bytes;
-  // Written rows leave the cache first; what was fetched stays until it has been read.
-  std::uint64_t until_read;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(until_read));
-  // Nobody has fetched for the first group.
-  for (index_t from = blockIdx.x < group ? this_group : next_group; from <= next_group;
-       from += group * block_bytes) {
-    index_t const begin = from + in_group * share;
-    if (begin >= bytes) return;
-    auto const size = static_cast<std::uint32_t>(min(share, bytes - begin));  // narrow-ok: a share
-    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(
-                     static_cast<std::uint8_t const*>(x.data) + begin),
-                 "r"(size), "l"(until_read)
-                 : "memory");
-  }
-#endif
 }
 
 /// Scales are few, and of any width.

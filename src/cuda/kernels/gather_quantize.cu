@@ -1,6 +1,7 @@
 #include "cuda/kernels/gather_quantize.hpp"
 #include "cuda/kernels/quantize_reference.cuh"
 #include "cuda/kernels/quantize_rows.cuh"
+#include "cuda/kernels/read_ahead.cuh"
 
 namespace moe64::cuda {
 namespace {
@@ -57,26 +58,30 @@ __device__ std::uint8_t const* token_data(tensor_view const& x, index_t token) {
 }
 
 template <dtype X, dtype Code>
-__global__ void __launch_bounds__(1024) gather_groups(gather_quantize_parameters const p) {
+__global__ void __launch_bounds__(groups_threads)
+    gather_groups(gather_quantize_parameters const p) {
   constexpr int held = groups_held / 16;
   quantize_target const& t = p.target;
-  index_t const cols = t.values.extent[2];
+  read_ahead(p.x, p.x.extent[1] * (bits(X) / 8));
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);
-    for_each_share<held>(cols, [&](index_t const(&col)[held]) {
+    for_each_share(t.values.extent[2], [&](index_t first, unsigned left) {
       raw16<X> x[held] = {};
 #pragma unroll
       for (int n = 0; n < held; ++n) {
-        if (col[n] < cols) x[n] = load16<X>(from + col[n] * (bits(X) / 8));
+        if (col_in_share(n) < left) {
+          x[n] = load16<X>(from + (first + col_in_share(n)) * (bits(X) / 8));
+        }
       }
       group_codes<Code> made[held];
 #pragma unroll
       for (int n = 0; n < held; ++n) made[n] = group_codes<Code>::of(x[n], t);
       for_each_row(p, token, [&](index_t row, float weight) {
+        group_row<Code> const to(t, 0, row);
 #pragma unroll
         for (int n = 0; n < held; ++n) {
           if (p.weighted) made[n] = group_codes<Code>::of(weighted(x[n], weight), t);
-          if (col[n] < cols) made[n].store(t, 0, row, col[n]);
+          if (col_in_share(n) < left) to.store(first, col_in_share(n), made[n]);
         }
       });
     });
@@ -87,6 +92,7 @@ template <dtype X, dtype Code>
 __global__ void __launch_bounds__(1024) gather_rows(gather_quantize_parameters const p) {
   constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
+  read_ahead(p.x, p.x.extent[1] * (bits(X) / 8));
   index_t const cols = t.values.extent[2];
   block_maximum maximum;
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
@@ -103,7 +109,7 @@ __global__ void __launch_bounds__(1024) gather_rows(gather_quantize_parameters c
       std::uint32_t largest = 0;
 #pragma unroll
       for (int n = 0; n < held; ++n) largest = max(largest, largest_of(numbers[n]));
-      by = factor_for<Code>(t.scales.type, maximum.of(largest), {});
+      by = factor_for<Code, X>(t.scales.type, maximum.of(largest), {});
 #pragma unroll
       for (int n = 0; n < held; ++n) codes[n] = codes_of<Code>(numbers[n], by);
     };

@@ -29,13 +29,14 @@ struct quantize_parameters {
 [[nodiscard]] kernel<quantize_parameters> quantize_scales_kernel();
 [[nodiscard]] kernel<quantize_parameters> quantize_codes_kernel();
 
-/// Numbers of a row that a thread of the kernels named "groups" holds at a time.
+/// Numbers of a row that a thread of the kernels named "groups" holds at a time, and how many
+/// threads their blocks may have: small ones, so that few wait for one another.
 inline constexpr int groups_held = 32;
+inline constexpr int groups_threads = 64;
 
 /// A row per block at a time, a scale for every 16, 32, 64, 128, 256 or 512 of its columns, in one
-/// pass. Columns must be
-/// adjacent, their number a multiple of 16, sixteen numbers and sixteen codes aligned to their size
-/// (at most 16 bytes).
+/// pass. Columns must be adjacent, their number a multiple of 16, sixteen numbers and sixteen codes
+/// aligned to their size (at most 16 bytes).
 [[nodiscard]] kernel<quantize_parameters> quantize_groups_kernel(dtype x, dtype values);
 
 /// Numbers of one block of scales that a thread of the kernel below holds, for x of this type.

@@ -41,36 +41,51 @@ struct group_codes {
     for (unsigned distance = lanes_of(t) / 2; distance > 0; distance /= 2) {
       largest = max(largest, __shfl_xor_sync(0xffffffffU, largest, distance));
     }
-    block_factor const by = factor_for<Code>(t.scales.type, largest, global);
+    block_factor const by = factor_for<Code, X>(t.scales.type, largest, global);
     return {codes_of<Code>(x, by), by.scale};
   }
 
-  __device__ void store(quantize_target const& t, index_t expert, index_t row, index_t col) const {
-    store16<Code>(codes_at<Code>(t.values, expert, row, col), codes);
-    if ((threadIdx.x & (lanes_of(t) - 1)) != 0) return;
-    int const shift = __ffsll(t.block_cols) - 1;
-    store_scale(t.scales, offset_of(t.scales, expert, row, col >> shift), scale);
-  }
-
- private:
   /// Lanes that hold one group.
   __device__ static unsigned lanes_of(quantize_target const& t) {
     return static_cast<unsigned>(t.block_cols) / 16;  // narrow-ok: at most 512
   }
 };
 
-/// visit(col) for all columns of a row, sixteen by sixteen spread over the threads of a block:
-/// col[n] is a column of this thread for n in [0, Held), behind the last column where there are no
-/// more.
-template <int Held, class Visit>
+/// One row of codes and the scales of its groups.
+template <dtype Code>
+class group_row {
+ public:
+  __device__ group_row(quantize_target const& t, index_t expert, index_t row)
+      : target_(t),
+        codes_(codes_at<Code>(t.values, expert, row, 0)),
+        scales_(offset_of(t.scales, expert, row)) {}
+
+  /// At column first + col; `first` is where a group begins.
+  __device__ void store(index_t first, unsigned col, group_codes<Code> const& made) const {
+    store16<Code>(codes_ + (first + col) * bits(Code) / 8, made.codes);
+    if ((threadIdx.x & (group_codes<Code>::lanes_of(target_) - 1)) != 0) return;
+    index_t const group = (first + col) >> (__ffsll(target_.block_cols) - 1);
+    store_scale(target_.scales, scales_ + group * target_.scales.stride[2], made.scale);
+  }
+
+ private:
+  quantize_target const& target_;
+  std::uint8_t* codes_;
+  index_t scales_;
+};
+
+/// visit(first, left) for the columns of a row, as many at a time as the threads of a block hold:
+/// `left` of them, from `first` on.
+template <class Visit>
 __device__ void for_each_share(index_t cols, Visit const& visit) {
-  for (index_t first = 0; first < cols; first += index_t{16} * Held * blockDim.x) {
-    index_t col[Held];
-#pragma unroll
-    for (int n = 0; n < Held; ++n) col[n] = first + 16 * (threadIdx.x + n * blockDim.x);
-    visit(col);
+  unsigned const step = groups_held * blockDim.x;
+  for (index_t first = 0; first < cols; first += step) {
+    index_t const left = cols - first;
+    visit(first, left < step ? static_cast<unsigned>(left) : step);  // narrow-ok: below step
   }
 }
+/// Where sixteen n of this thread begins in a share.
+__device__ inline unsigned col_in_share(int n) { return 16 * (threadIdx.x + n * blockDim.x); }
 
 /// A row per block of threads at a time, a scale for each of its groups.
 template <dtype Code, class Source>
@@ -82,16 +97,19 @@ __device__ void quantize_groups_of(Source const& source, quantize_target const& 
     index_t const expert = t.values.extent[0] == 1 ? 0 : divide(task, t.values.extent[1]);
     index_t const row = task - expert * t.values.extent[1];
     if (row >= rows) continue;
-    auto const place = source.row(expert, row);
+    auto const from = source.row(expert, row);
+    group_row<Code> const to(t, expert, row);
     auto const global = global_factor::of(t.global, t.global_divides, expert);
-    for_each_share<held>(cols, [&](index_t const(&col)[held]) {
+    for_each_share(cols, [&](index_t first, unsigned left) {
       typename Source::fetched inputs[held];
 #pragma unroll
-      for (int n = 0; n < held; ++n) inputs[n] = place.fetch(0, col[n], col[n] < cols);
+      for (int n = 0; n < held; ++n) {
+        inputs[n] = from.fetch(0, first + col_in_share(n), col_in_share(n) < left);
+      }
 #pragma unroll
       for (int n = 0; n < held; ++n) {
         auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
-        if (col[n] < cols) made.store(t, expert, row, col[n]);
+        if (col_in_share(n) < left) to.store(first, col_in_share(n), made);
       }
     });
   }
@@ -154,7 +172,8 @@ __device__ void quantize_blocks_of(Source const& source, quantize_target const& 
       largest = max(largest, largest_of(x[n]));
     }
     auto const global = global_factor::of(t.global, t.global_divides, expert);
-    block_factor const by = factor_for<Code>(t.scales.type, maximum.of(largest), global);
+    block_factor const by =
+        factor_for<Code, Source::type>(t.scales.type, maximum.of(largest), global);
     if (threadIdx.x == 0) {
       store_scale(t.scales, offset_of(t.scales, expert, grid_row, grid_col), by.scale);
     }
