@@ -48,9 +48,8 @@ support takes_quantized_groups(activate_args const& args) {
 void run_quantized_groups(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activate_quantize_parameters const p = parameters_of(args);
-  index_t const threads = threads_of_groups(p.target.values.extent[2]);
   on.launch(activate_groups_kernel(args.activation.kind, args.gate.type),
-            {on.blocks_for(p.gate.extent[0], one_task_each), narrow<int>(threads)}, p);
+            {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
 }
 
 support takes_quantized_rows(activate_args const& args) {

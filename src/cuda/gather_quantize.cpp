@@ -4,6 +4,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/quantizing.hpp"
 
+#include <algorithm>
 #include <string>
 
 namespace moe64::cuda {
@@ -47,7 +48,8 @@ support takes_quantized_groups(gather_args const& args) {
 void run_quantized_groups(gather_args const& args, stream where) {
   launcher on("gather", args, where);
   gather_quantize_parameters const p = parameters_of(args);
-  index_t const threads = threads_of_groups(p.target.values.extent[2]);
+  index_t const threads =
+      std::clamp<index_t>(align_up(ceil_div(p.x.extent[1], gather_held), 32), 32, 1024);
   on.launch(gather_groups_kernel(p.x.type, p.target.values.type),
             {on.blocks_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
 }

@@ -43,9 +43,8 @@ void run_groups(quantize_args const& args, stream where) {
   launcher on("quantize", args, where);
   quantize_parameters const p = parameters_of(args);
   launch_globals(on, p);
-  index_t const threads = threads_of_groups(p.target.values.extent[2]);
   on.launch(quantize_groups_kernel(p.x.type, p.target.values.type),
-            {on.blocks_for(p.x.extent[0] * p.x.extent[1], one_task_each), narrow<int>(threads)}, p);
+            {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
 }
 
 support takes_blocks(quantize_args const& args) {

@@ -29,19 +29,21 @@ struct activated_source {
   sixteenth_powers powers = sixteenth_powers::load();
 
   struct row_place {
+    activate_quantize_parameters const& p;
     std::uint8_t const* gate;
     std::uint8_t const* up;
 
-    /// `down` is 0: a block has one row.
-    __device__ fetched fetch(index_t, index_t col, bool exists) const {
+    __device__ fetched fetch(index_t down, index_t col, bool exists) const {
+      constexpr index_t size = bits(Type) / 8;
       fetched result = {};
-      if (exists) result.gate = load16<Type>(gate + col * (bits(Type) / 8));
-      if (is_gated(Kind) && exists) result.up = load16<Type>(up + col * (bits(Type) / 8));
+      if (!exists) return result;
+      result.gate = load16<Type>(gate + (down * p.gate.stride[0] + col) * size);
+      if (is_gated(Kind)) result.up = load16<Type>(up + (down * p.up.stride[0] + col) * size);
       return result;
     }
   };
   __device__ row_place row(index_t, index_t row) const {
-    return {data_of(p.gate, row), is_gated(Kind) ? data_of(p.up, row) : nullptr};
+    return {p, data_of(p.gate, row), is_gated(Kind) ? data_of(p.up, row) : nullptr};
   }
   __device__ raw16<Type> numbers(fetched const& in) const {
     raw16<Type> result = in.gate;
@@ -57,7 +59,7 @@ struct activated_source {
 };
 
 template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(groups_threads)
+__global__ void __launch_bounds__(groups_threads, 16)
     activate_groups(activate_quantize_parameters const p) {
   quantize_groups_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
 }
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(groups_threads)
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(activate_rows_threads)
     activate_rows(activate_quantize_parameters const p) {
-  quantize_blocks_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
+  quantize_rows_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
 }
 
 using handle = kernel<activate_quantize_parameters>;

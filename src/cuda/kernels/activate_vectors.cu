@@ -1,6 +1,5 @@
 #include "cuda/kernels/activate.hpp"
 #include "cuda/kernels/activation.cuh"
-#include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/scale.cuh"
 #include "cuda/kernels/vector8.cuh"
 
@@ -17,22 +16,23 @@ __device__ std::uint8_t* eight_at(tensor_view const& matrix, index_t row, index_
 /// visit(row, col, exists) for every eight columns of every `rows_each`-th row, by all threads of
 /// the grid; the lanes of a warp stay together, behind the last one too.
 template <class Visit>
-__device__ void for_each_eight(index_t rows, index_t inter, int rows_each, Visit const& visit) {
-  index_t const across = inter / 8, eights = ceil_div(rows, rows_each) * across;
+__device__ void for_each_eight(index_t rows, divisor const& across, int rows_each,
+                               Visit const& visit) {
+  index_t const eights = ceil_div(rows, rows_each) * across.by;
   index_t const step = index_t{gridDim.x} * activate_threads;
   for (index_t first = index_t{blockIdx.x} * activate_threads; first < eights; first += step) {
-    index_t const eight = first + threadIdx.x, band = divide(eight, across);
-    visit(band * rows_each, (eight - band * across) * 8, eight < eights);
+    index_t const eight = first + threadIdx.x, band = divided(eight, across);
+    visit(band * rows_each, (eight - band * across.by) * 8, eight < eights);
   }
 }
 
 template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(activate_threads, 6)
+__global__ void __launch_bounds__(activate_threads, 5)
     activate_vectors(activate_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
-  index_t const rows = count_rows(p.live_rows, p.gate.extent[0]), inter = p.gate.extent[1];
+  index_t const rows = count_rows(p.live_rows, p.gate.extent[0]);
   constexpr int rows_each = activate_rows_each;
-  for_each_eight(rows, inter, rows_each, [&](index_t row, index_t col, bool exists) {
+  for_each_eight(rows, p.row_eights, rows_each, [&](index_t row, index_t col, bool exists) {
     std::uint8_t const* const gate_at = eight_at<Type>(p.gate, row, col);
     std::uint8_t const* const up_at = eight_at<Type>(p.up, row, col);
     std::uint8_t* const out_at = eight_at<Type>(p.out, row, col);
@@ -57,8 +57,8 @@ template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(activate_threads)
     activate_backward_vectors(activate_backward_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
-  index_t const rows = count_rows(p.live_rows, p.gate.extent[0]), inter = p.gate.extent[1];
-  for_each_eight(rows, inter, 1, [&](index_t row, index_t col, bool exists) {
+  index_t const rows = count_rows(p.live_rows, p.gate.extent[0]);
+  for_each_eight(rows, p.row_eights, 1, [&](index_t row, index_t col, bool exists) {
     raw8<Type> gates = {}, ups = {}, d_outs = {};
     float weight = 1.0F;
     if (exists) {

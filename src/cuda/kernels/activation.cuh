@@ -62,12 +62,10 @@ __device__ inline factors factors_of(activation_spec const& spec, float gate, fl
                                      sixteenth_powers const& powers) {
   if constexpr (Kind == activation::gptoss_glu || Kind == activation::clamped_silu_glu) {
     constexpr bool gptoss = Kind == activation::gptoss_glu;
-    bool const gate_above = gate > spec.limit;
-    point first = swish<Near>(gate_above ? spec.limit : gate, gptoss ? spec.alpha : 1.0F, powers);
-    if (gate_above) first.slope = 0.0F;
-    bool const above = up > spec.limit, below = up < -spec.limit;
-    float const bounded = above ? spec.limit : (below ? -spec.limit : up);
-    return {first, {gptoss ? bounded + 1.0F : bounded, above || below ? 0.0F : 1.0F}};
+    point first = swish<Near>(at_most(gate, spec.limit), gptoss ? spec.alpha : 1.0F, powers);
+    if (gate > spec.limit) first.slope = 0.0F;
+    float const bounded = at_least(at_most(up, spec.limit), -spec.limit);
+    return {first, {gptoss ? bounded + 1.0F : bounded, fabsf(up) > spec.limit ? 0.0F : 1.0F}};
   } else {
     constexpr bool gated = is_gated(Kind);
     point const second = {gated ? up : 1.0F, gated ? 1.0F : 0.0F};
@@ -102,13 +100,14 @@ __device__ inline gate_up_gradient gradient_of(activation_spec const& spec, floa
   return {d * f.second.value * f.first.slope, d * f.first.value * f.second.slope};
 }
 
-/// The largest |gate| up to which no exponential leaves its near reach.
+/// Whether no exponential leaves its near reach where gates are no further from zero than this; not
+/// for NaN.
 template <activation Kind>
-__device__ inline float near_gate(activation_spec const& spec) {
-  if constexpr (Kind == activation::gptoss_glu) return near_reach / fabsf(spec.alpha) * 0.999F;
-  if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) return 13.0F;
-  if constexpr (Kind == activation::gelu_tanh_glu) return 9.5F;
-  return near_reach;
+__device__ inline bool is_near(activation_spec const& spec, float furthest) {
+  if constexpr (Kind == activation::gptoss_glu) return furthest * fabsf(spec.alpha) <= near_reach;
+  if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) return furthest <= 13.0F;
+  if constexpr (Kind == activation::gelu_tanh_glu) return furthest <= 9.5F;
+  return furthest <= near_reach;
 }
 
 /// Activations of 8 * Count numbers, each rounded once.
@@ -121,8 +120,8 @@ __device__ inline void activate_eights(activation_spec const& spec, raw8<Type> (
   for (int i = 0; i < 4 * Count; ++i) {
     furthest = larger_halves<Type>(furthest, gates[i / 4].word[i % 4]);
   }
-  bool const far = __uint_as_float(larger_half<Type>(furthest)) > near_gate<Kind>(spec);
-  auto const compute = [&](auto near) {
+  bool const near = is_near<Kind>(spec, __uint_as_float(larger_half<Type>(furthest)));
+  auto const compute = [&](auto by_near) {
 #pragma unroll
     for (int n = 0; n < Count; ++n) {
       float gate[8], up[8];
@@ -130,16 +129,16 @@ __device__ inline void activate_eights(activation_spec const& spec, raw8<Type> (
       decode8<Type>(ups[n], up);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        gate[i] = activated<Kind, near()>(spec, gate[i], up[i], powers);
+        gate[i] = activated<Kind, by_near()>(spec, gate[i], up[i], powers);
       }
       gates[n] = encode8<Type>(gate);
     }
   };
   // The lanes of a warp go the same way.
-  if (__any_sync(0xffffffffU, far)) {
-    compute(std::false_type{});
-  } else {
+  if (__all_sync(0xffffffffU, near)) {
     compute(std::true_type{});
+  } else {
+    compute(std::false_type{});
   }
 }
 

@@ -58,33 +58,32 @@ __device__ std::uint8_t const* token_data(tensor_view const& x, index_t token) {
 }
 
 template <dtype X, dtype Code>
-__global__ void __launch_bounds__(groups_threads)
-    gather_groups(gather_quantize_parameters const p) {
-  constexpr int held = groups_held / 16;
+__global__ void __launch_bounds__(1024) gather_groups(gather_quantize_parameters const p) {
+  constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
-  read_ahead(p.x, p.x.extent[1] * (bits(X) / 8));
+  index_t const cols = t.values.extent[2], step = index_t{gather_held} * blockDim.x;
+  read_ahead(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);
-    for_each_share(t.values.extent[2], [&](index_t first, unsigned left) {
+    for (index_t first = 0; first < cols; first += step) {
+      auto const col_of = [&](int n) { return first + 16 * (threadIdx.x + n * blockDim.x); };
       raw16<X> x[held] = {};
 #pragma unroll
       for (int n = 0; n < held; ++n) {
-        if (col_in_share(n) < left) {
-          x[n] = load16<X>(from + (first + col_in_share(n)) * (bits(X) / 8));
-        }
+        if (col_of(n) < cols) x[n] = load16<X>(from + col_of(n) * (bits(X) / 8));
       }
       group_codes<Code> made[held];
 #pragma unroll
       for (int n = 0; n < held; ++n) made[n] = group_codes<Code>::of(x[n], t);
       for_each_row(p, token, [&](index_t row, float weight) {
-        group_row<Code> const to(t, 0, row);
+        group_rows<Code> const to(t, 0, row);
 #pragma unroll
         for (int n = 0; n < held; ++n) {
           if (p.weighted) made[n] = group_codes<Code>::of(weighted(x[n], weight), t);
-          if (col_in_share(n) < left) to.store(first, col_in_share(n), made[n]);
+          if (col_of(n) < cols) to.store(0, col_of(n), made[n]);
         }
       });
-    });
+    }
   }
 }
 
@@ -92,8 +91,8 @@ template <dtype X, dtype Code>
 __global__ void __launch_bounds__(1024) gather_rows(gather_quantize_parameters const p) {
   constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
-  read_ahead(p.x, p.x.extent[1] * (bits(X) / 8));
   index_t const cols = t.values.extent[2];
+  read_ahead(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
   block_maximum maximum;
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);

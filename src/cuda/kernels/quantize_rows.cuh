@@ -51,21 +51,22 @@ struct group_codes {
   }
 };
 
-/// One row of codes and the scales of its groups.
+/// Codes from one row on, and the scales of their groups.
 template <dtype Code>
-class group_row {
+class group_rows {
  public:
-  __device__ group_row(quantize_target const& t, index_t expert, index_t row)
+  __device__ group_rows(quantize_target const& t, index_t expert, index_t row)
       : target_(t),
         codes_(codes_at<Code>(t.values, expert, row, 0)),
         scales_(offset_of(t.scales, expert, row)) {}
 
-  /// At column first + col; `first` is where a group begins.
-  __device__ void store(index_t first, unsigned col, group_codes<Code> const& made) const {
-    store16<Code>(codes_ + (first + col) * bits(Code) / 8, made.codes);
+  /// `down` rows below the first one.
+  __device__ void store(index_t down, index_t col, group_codes<Code> const& made) const {
+    store16<Code>(codes_ + (down * target_.values.stride[1] + col) * bits(Code) / 8, made.codes);
     if ((threadIdx.x & (group_codes<Code>::lanes_of(target_) - 1)) != 0) return;
-    index_t const group = (first + col) >> (__ffsll(target_.block_cols) - 1);
-    store_scale(target_.scales, scales_ + group * target_.scales.stride[2], made.scale);
+    tensor_view const& scales = target_.scales;
+    index_t const group = col >> (__ffsll(target_.block_cols) - 1);
+    store_scale(scales, scales_ + down * scales.stride[1] + group * scales.stride[2], made.scale);
   }
 
  private:
@@ -74,44 +75,39 @@ class group_row {
   index_t scales_;
 };
 
-/// visit(first, left) for the columns of a row, as many at a time as the threads of a block hold:
-/// `left` of them, from `first` on.
-template <class Visit>
-__device__ void for_each_share(index_t cols, Visit const& visit) {
-  unsigned const step = groups_held * blockDim.x;
-  for (index_t first = 0; first < cols; first += step) {
-    index_t const left = cols - first;
-    visit(first, left < step ? static_cast<unsigned>(left) : step);  // narrow-ok: below step
-  }
-}
-/// Where sixteen n of this thread begins in a share.
-__device__ inline unsigned col_in_share(int n) { return 16 * (threadIdx.x + n * blockDim.x); }
-
-/// A row per block of threads at a time, a scale for each of its groups.
+/// A tile of groups per block of threads at a time: sixteens of any rows of one matrix, one after
+/// the other. A row is as many sixteens as whole groups have, so that no group is in two warps.
 template <dtype Code, class Source>
 __device__ void quantize_groups_of(Source const& source, quantize_target const& t) {
   constexpr int held = groups_held / 16;
   index_t const rows = count_rows(t.live_rows, t.values.extent[1]), cols = t.values.extent[2];
-  for (index_t task = blockIdx.x; task < t.values.extent[0] * t.values.extent[1];
-       task += gridDim.x) {
-    index_t const expert = t.values.extent[0] == 1 ? 0 : divide(task, t.values.extent[1]);
-    index_t const row = task - expert * t.values.extent[1];
+  auto const across = static_cast<std::uint32_t>(t.row_sixteens.by);  // narrow-ok: can_make_groups
+  for (index_t task = blockIdx.x; task < t.values.extent[0] * t.tiles.by; task += gridDim.x) {
+    index_t const expert = t.values.extent[0] == 1 ? 0 : divided(task, t.tiles);
+    index_t const first = (task - expert * t.tiles.by) * groups_tile;
+    index_t const row = divided(first, t.row_sixteens);
     if (row >= rows) continue;
+    auto const begin = static_cast<std::uint32_t>(first - row * across);  // narrow-ok: below across
+    index_t const rows_left = rows - row;
     auto const from = source.row(expert, row);
-    group_row<Code> const to(t, expert, row);
+    group_rows<Code> const to(t, expert, row);
     auto const global = global_factor::of(t.global, t.global_divides, expert);
-    for_each_share(cols, [&](index_t first, unsigned left) {
-      typename Source::fetched inputs[held];
+    typename Source::fetched inputs[held];
+    std::uint32_t down[held], col[held];
+    bool exists[held];
 #pragma unroll
-      for (int n = 0; n < held; ++n) {
-        inputs[n] = from.fetch(0, first + col_in_share(n), col_in_share(n) < left);
-      }
+    for (int n = 0; n < held; ++n) {
+      std::uint32_t const sixteen = begin + n * groups_threads + threadIdx.x;
+      down[n] = divided_short(sixteen, t.row_sixteens);
+      col[n] = 16 * (sixteen - down[n] * across);
+      exists[n] = down[n] < rows_left && col[n] < cols;
+      inputs[n] = from.fetch(down[n], col[n], exists[n]);
+    }
 #pragma unroll
-      for (int n = 0; n < held; ++n) {
-        auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
-        if (col_in_share(n) < left) to.store(first, col_in_share(n), made);
-      }
-    });
+    for (int n = 0; n < held; ++n) {
+      auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
+      if (exists[n]) to.store(down[n], col[n], made);
+    }
   }
 }
 
@@ -183,6 +179,38 @@ __device__ void quantize_blocks_of(Source const& source, quantize_target const& 
       if (!exists(n)) continue;
       store16<Code>(to + (row_of(n) * t.values.stride[1] + col_of(n)) * bits(Code) / 8,
                     codes_of<Code>(x[n], by));
+    }
+  }
+}
+
+/// Rows of one matrix with one scale each, a row per block of threads at a time.
+template <dtype Code, class Source>
+__device__ void quantize_rows_of(Source const& source, quantize_target const& t) {
+  constexpr int held = Source::held;
+  index_t const rows = count_rows(t.live_rows, t.values.extent[1]);
+  // A row is as long as its threads hold.
+  auto const cols = static_cast<std::uint32_t>(t.values.extent[2]);  // narrow-ok: < 2^17
+  auto const col_of = [&](int n) { return 16 * (threadIdx.x + n * blockDim.x); };
+  block_maximum maximum;
+  for (index_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    auto const from = source.row(0, row);
+    typename Source::fetched inputs[held];
+#pragma unroll
+    for (int n = 0; n < held; ++n) inputs[n] = from.fetch(0, col_of(n), col_of(n) < cols);
+    raw16<Source::type> x[held];
+    std::uint32_t largest = 0;
+#pragma unroll
+    for (int n = 0; n < held; ++n) {
+      x[n] = source.numbers(inputs[n]);
+      largest = max(largest, largest_of(x[n]));
+    }
+    block_factor const by =
+        factor_for<Code, Source::type>(t.scales.type, maximum.of(largest), global_factor{});
+    if (threadIdx.x == 0) store_scale(t.scales, offset_of(t.scales, 0, row), by.scale);
+    std::uint8_t* const to = codes_at<Code>(t.values, 0, row, 0);
+#pragma unroll
+    for (int n = 0; n < held; ++n) {
+      if (col_of(n) < cols) store16<Code>(to + col_of(n), codes_of<Code>(x[n], by));
     }
   }
 }
