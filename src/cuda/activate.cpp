@@ -72,7 +72,13 @@ void run_vectors(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   index_t const eights =
       ceil_div(args.gate.extent[0], activate_rows_each) * args.gate.extent[1] / 8;
-  on.launch(activate_vectors_kernel(args.activation.kind, args.gate.type),
+  activation const kind = args.activation.kind;
+  if (takes_table(kind, args.gate.type, args.gate.size())) {
+    on.launch(activate_table_kernel(kind), {on.multiprocessors(), gate_table_threads},
+              parameters_of(args));
+    return;
+  }
+  on.launch(activate_vectors_kernel(kind, args.gate.type),
             {blocks_of_eights(on, eights), activate_threads}, parameters_of(args));
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 #include "cuda/quantizing.hpp"
+#include "cuda/usual.hpp"
 
 namespace moe64::cuda {
 namespace {
@@ -42,6 +43,13 @@ support takes_groups(quantize_args const& args) {
 void run_groups(quantize_args const& args, stream where) {
   launcher on("quantize", args, where);
   quantize_parameters const p = parameters_of(args);
+  auto const to = usual_target_of(p.target);
+  auto const x = usual_rows_of(p.x);
+  if (to && x && to->in_groups && bits(p.x.type) == 16) {
+    on.launch(quantize_usual_kernel(p.x.type), usual_groups_grid(on, *to),
+              quantize_usual_parameters{*x, *to});
+    return;
+  }
   launch_globals(on, p);
   on.launch(quantize_groups_kernel(p.x.type, p.target.values.type),
             {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);

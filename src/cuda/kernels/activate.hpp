@@ -44,4 +44,14 @@ inline constexpr int activate_rows_each = 2;
 [[nodiscard]] kernel<activate_backward_parameters> activate_backward_vectors_kernel(activation kind,
                                                                                     dtype type);
 
+/// gelu and gelu_glu of bf16 by a table in shared memory, as the kernel above; a block per
+/// multiprocessor.
+inline constexpr int gate_table_threads = 1024;
+[[nodiscard]] kernel<activate_parameters> activate_table_kernel(activation kind);
+/// Whether there are enough numbers for the table to pay.
+[[nodiscard]] constexpr bool takes_table(activation kind, dtype type, index_t numbers) {
+  bool const is_gelu = kind == activation::gelu_glu || kind == activation::gelu;
+  return is_gelu && type == dtype::bf16 && numbers >= (index_t{1} << 22);
+}
+
 }  // namespace moe64::cuda

@@ -46,9 +46,9 @@ struct activated_source {
     return {p, data_of(p.gate, row), is_gated(Kind) ? data_of(p.up, row) : nullptr};
   }
   __device__ raw16<Type> numbers(fetched const& in) const {
-    raw16<Type> result = in.gate;
-    activate_eights<Kind>(p.spec, result.half, in.up.half, powers);
-    return result;
+    fetched made = in;
+    activate_eights<Kind>(p.spec, made.gate.half, made.up.half, powers);
+    return made.gate;
   }
 
  private:
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(groups_threads, 16)
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(activate_rows_threads)
     activate_rows(activate_quantize_parameters const p) {
-  quantize_rows_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
+  quantize_blocks_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
 }
 
 using handle = kernel<activate_quantize_parameters>;

@@ -1,5 +1,5 @@
 #include "cuda/kernels/activate.hpp"
-#include "cuda/kernels/activation.cuh"
+#include "cuda/kernels/activation_table.cuh"
 #include "cuda/kernels/scale.cuh"
 #include "cuda/kernels/vector8.cuh"
 
@@ -19,17 +19,17 @@ template <class Visit>
 __device__ void for_each_eight(index_t rows, divisor const& across, int rows_each,
                                Visit const& visit) {
   index_t const eights = ceil_div(rows, rows_each) * across.by;
-  index_t const step = index_t{gridDim.x} * activate_threads;
-  for (index_t first = index_t{blockIdx.x} * activate_threads; first < eights; first += step) {
+  index_t const step = index_t{gridDim.x} * blockDim.x;
+  for (index_t first = index_t{blockIdx.x} * blockDim.x; first < eights; first += step) {
     index_t const eight = first + threadIdx.x, band = divided(eight, across);
     visit(band * rows_each, (eight - band * across.by) * 8, eight < eights);
   }
 }
 
-template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(activate_threads, 5)
-    activate_vectors(activate_parameters const p) {
-  sixteenth_powers const powers = sixteenth_powers::load();
+/// activate(gates, ups) for all eights of a problem, those of two rows at a time; all lanes of a
+/// warp together.
+template <activation Kind, dtype Type, class Activate>
+__device__ void activate_all(activate_parameters const& p, Activate const& activate) {
   index_t const rows = count_rows(p.live_rows, p.gate.extent[0]);
   constexpr int rows_each = activate_rows_each;
   for_each_eight(rows, p.row_eights, rows_each, [&](index_t row, index_t col, bool exists) {
@@ -44,13 +44,30 @@ __global__ void __launch_bounds__(activate_threads, 5)
       gates[r] = load8<Type>(gate_at + r * p.gate.stride[0] * size);
       if (is_gated(Kind)) ups[r] = load8<Type>(up_at + r * p.up.stride[0] * size);
     }
-    activate_eights<Kind>(p.spec, gates, ups, powers);
+    activate(gates, ups);
 #pragma unroll
     for (int r = 0; r < rows_each; ++r) {
       if (row + r >= rows || !exists) continue;
       store8<Type>(out_at + r * p.out.stride[0] * size, gates[r]);
     }
   });
+}
+
+template <activation Kind, dtype Type>
+__global__ void __launch_bounds__(activate_threads, 5)
+    activate_vectors(activate_parameters const p) {
+  sixteenth_powers const powers = sixteenth_powers::load();
+  activate_all<Kind, Type>(
+      p, [&](auto& gates, auto& ups) { activate_eights<Kind>(p.spec, gates, ups, powers); });
+}
+
+template <activation Kind>
+__global__ void __launch_bounds__(gate_table_threads)
+    activate_by_table(activate_parameters const p) {
+  __shared__ float numbers[gate_table_entries];
+  gate_table<Kind> const table(numbers, p.spec);
+  activate_all<Kind, dtype::bf16>(
+      p, [&](auto& gates, auto& ups) { table.activate(p.spec, gates, ups); });
 }
 
 template <activation Kind, dtype Type>
@@ -94,6 +111,12 @@ kernel<activate_parameters> activate_vectors_kernel(activation kind, dtype type)
         "activate_vectors", type == dtype::bf16 ? activate_vectors<constant(), dtype::bf16>
                                                 : activate_vectors<constant(), dtype::f16>};
   });
+}
+
+kernel<activate_parameters> activate_table_kernel(activation kind) {
+  constexpr char const* name = "activate_by_table";
+  if (kind == activation::gelu) return {name, activate_by_table<activation::gelu>};
+  return {name, activate_by_table<activation::gelu_glu>};
 }
 
 kernel<activate_backward_parameters> activate_backward_vectors_kernel(activation kind, dtype type) {

@@ -183,36 +183,4 @@ __device__ void quantize_blocks_of(Source const& source, quantize_target const& 
   }
 }
 
-/// Rows of one matrix with one scale each, a row per block of threads at a time.
-template <dtype Code, class Source>
-__device__ void quantize_rows_of(Source const& source, quantize_target const& t) {
-  constexpr int held = Source::held;
-  index_t const rows = count_rows(t.live_rows, t.values.extent[1]);
-  // A row is as long as its threads hold.
-  auto const cols = static_cast<std::uint32_t>(t.values.extent[2]);  // narrow-ok: < 2^17
-  auto const col_of = [&](int n) { return 16 * (threadIdx.x + n * blockDim.x); };
-  block_maximum maximum;
-  for (index_t row = blockIdx.x; row < rows; row += gridDim.x) {
-    auto const from = source.row(0, row);
-    typename Source::fetched inputs[held];
-#pragma unroll
-    for (int n = 0; n < held; ++n) inputs[n] = from.fetch(0, col_of(n), col_of(n) < cols);
-    raw16<Source::type> x[held];
-    std::uint32_t largest = 0;
-#pragma unroll
-    for (int n = 0; n < held; ++n) {
-      x[n] = source.numbers(inputs[n]);
-      largest = max(largest, largest_of(x[n]));
-    }
-    block_factor const by =
-        factor_for<Code, Source::type>(t.scales.type, maximum.of(largest), global_factor{});
-    if (threadIdx.x == 0) store_scale(t.scales, offset_of(t.scales, 0, row), by.scale);
-    std::uint8_t* const to = codes_at<Code>(t.values, 0, row, 0);
-#pragma unroll
-    for (int n = 0; n < held; ++n) {
-      if (col_of(n) < cols) store16<Code>(to + col_of(n), codes_of<Code>(x[n], by));
-    }
-  }
-}
-
 }  // namespace moe64::cuda

@@ -136,6 +136,28 @@ __device__ inline std::uint32_t encode_half_pair(float first, float second) {
   return pair;
 }
 
+/// Each half of a word, bf16 or f16, no more than that of another, and no less; NaN where one is.
+template <dtype Type>
+__device__ inline std::uint32_t at_most_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  if constexpr (Type == dtype::bf16) {
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  }
+  return result;
+}
+template <dtype Type>
+__device__ inline std::uint32_t at_least_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  if constexpr (Type == dtype::bf16) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  }
+  return result;
+}
+
 /// The larger magnitude of each half of two words, bf16 or f16, under any sign; NaN is larger than
 /// all others.
 template <dtype Type>
