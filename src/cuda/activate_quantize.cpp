@@ -34,7 +34,7 @@ support takes_sixteens(activate_args const& args) {
 }
 
 std::optional<activate_usual_parameters> usual_parameters_of(activate_args const& args) {
-  auto const to = usual_target_of(target_of_out(args));
+  auto const to = usual_target_of(target_of_out(args), activate_usual_width);
   auto const gate = usual_rows_of(args.gate);
   auto const up = args.up.present() ? usual_rows_of(args.up) : usual_rows{};
   if (!to || !gate || !up) return std::nullopt;
@@ -64,8 +64,8 @@ void run_quantized_groups(activate_args const& args, stream where) {
     return;
   }
   if (usual && usual->to.in_groups) {
-    on.launch(activate_usual_kernel(kind, args.gate.type), usual_groups_grid(on, usual->to),
-              *usual);
+    on.launch(activate_usual_kernel(kind, args.gate.type),
+              {usual_blocks(on, usual->to, usual_threads), usual_threads}, *usual);
     return;
   }
   activate_quantize_parameters const p = parameters_of(args);
@@ -83,14 +83,13 @@ support takes_quantized_rows(activate_args const& args) {
 void run_quantized_rows(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activation const kind = args.activation.kind;
-  if (auto const usual = usual_parameters_of(args)) {
-    index_t const threads = usual_threads_of_row(usual->to);
-    bool const one_warp = threads <= 32;
-    index_t const rows_each = one_warp ? usual_threads / 32 : 1;
-    on.launch(activate_usual_rows_kernel(kind, args.gate.type, one_warp),
-              {on.blocks_for(ceil_div(args.gate.extent[0], rows_each), one_task_each),
-               one_warp ? usual_threads : narrow<int>(threads)},
-              *usual);
+  auto const usual = usual_parameters_of(args);
+  if (usual && usual_team_of(usual->to).threads <= usual_row_threads) {
+    auto const [threads, rows] = usual_team_of(usual->to);
+    on.launch(
+        activate_usual_rows_kernel(kind, args.gate.type),
+        {on.blocks_for(ceil_div(args.gate.extent[0], rows), one_task_each), narrow<int>(threads)},
+        *usual);
     return;
   }
   activate_quantize_parameters const p = parameters_of(args);

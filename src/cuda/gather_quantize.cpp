@@ -21,12 +21,16 @@ gather_quantize_parameters parameters_of(gather_args const& args) {
 
 /// Launches the kernel for what is usual, where it can be had.
 bool launch_usual(launcher& on, gather_args const& args) {
-  auto const to = usual_target_of(target_of_rows(args));
+  auto const to = usual_target_of(target_of_rows(args), quantize_usual_width);
   auto const x = usual_rows_of(args.x);
   routing_plan const& plan = args.plan;
   if (!to || !x || args.weighted || plan.slot_to_row.stride[0] != 1) return false;
-  index_t const threads = usual_threads_of_row(*to);
-  if (threads > usual_row_threads) return false;
+  index_t const threads = align_up(ceil_div(args.x.extent[1], 32), 32);
+  if (threads > usual_row_threads || plan.tokens >> 32 != 0) return false;
+  // Memory writes fewer rows at a time faster: shared memory that nobody uses keeps the blocks of a
+  // multiprocessor to so many.
+  index_t const blocks = std::max<index_t>(3584 / std::max<index_t>(plan.top_k, 1) / threads, 2);
+  index_t const unused_shared_bytes = std::max<index_t>(on.shared_bytes() / blocks - 2048, 0);
   bool const adjacent = args.x.stride[0] == args.x.extent[1];
   gather_usual_parameters const p = {
       .x = *x,
@@ -36,7 +40,8 @@ bool launch_usual(launcher& on, gather_args const& args) {
       .top_k = plan.top_k,
       .ahead_bytes = adjacent ? plan.tokens * args.x.extent[1] * 2 : 0};
   on.launch(gather_usual_kernel(args.x.type, to->in_groups),
-            {on.blocks_for(plan.tokens, one_task_each), narrow<int>(threads)}, p);
+            {on.blocks_for(plan.tokens, one_task_each), narrow<int>(threads), unused_shared_bytes},
+            p);
   return true;
 }
 

@@ -43,10 +43,11 @@ support takes_groups(quantize_args const& args) {
 void run_groups(quantize_args const& args, stream where) {
   launcher on("quantize", args, where);
   quantize_parameters const p = parameters_of(args);
-  auto const to = usual_target_of(p.target);
+  auto const to = usual_target_of(p.target, quantize_usual_width);
   auto const x = usual_rows_of(p.x);
   if (to && x && to->in_groups && bits(p.x.type) == 16) {
-    on.launch(quantize_usual_kernel(p.x.type), usual_groups_grid(on, *to),
+    constexpr index_t tile = index_t{usual_threads} * quantize_usual_held;
+    on.launch(quantize_usual_kernel(p.x.type), {usual_blocks(on, *to, tile), usual_threads},
               quantize_usual_parameters{*x, *to});
     return;
   }

@@ -12,7 +12,7 @@ std::uint32_t short_of(index_t number) { return narrow<std::uint32_t>(number); }
 
 }  // namespace
 
-std::optional<usual_target> usual_target_of(quantize_target const& target) {
+std::optional<usual_target> usual_target_of(quantize_target const& target, int width) {
   tensor_view const& values = target.values;
   tensor_view const& scales = target.scales;
   index_t const rows = values.extent[1], cols = values.extent[2];
@@ -22,9 +22,9 @@ std::optional<usual_target> usual_target_of(quantize_target const& target) {
       !(in_groups || target.block_cols >= cols)) {
     return std::nullopt;
   }
-  index_t const row_sixteens = target.row_sixteens.by;
-  if (rows >= most_items || cols >= most_items || cols == 0 ||
-      checked_mul(rows, row_sixteens) > most_items - usual_tile) {
+  index_t const item_cols = index_t{16} * width;
+  if (cols == 0 || cols % item_cols != 0 || cols >= most_items || rows >= most_items ||
+      checked_mul(rows, target.row_sixteens.by) >= most_items - (index_t{1} << 20)) {
     return std::nullopt;
   }
   if (values.stride[1] >= most_steps || scales.stride[1] >= most_steps ||
@@ -39,7 +39,7 @@ std::optional<usual_target> usual_target_of(quantize_target const& target) {
                       .rows = short_of(rows),
                       .cols = short_of(cols),
                       .live_rows = static_cast<std::int64_t const*>(target.live_rows.data),
-                      .row_sixteens = target.row_sixteens,
+                      .row_items = divide_by(target.row_sixteens.by / width),
                       .in_groups = in_groups};
 }
 
@@ -49,13 +49,20 @@ std::optional<usual_rows> usual_rows_of(tensor_view const& matrix) {
   return usual_rows{static_cast<std::uint8_t const*>(matrix.data), short_of(step)};
 }
 
-grid usual_groups_grid(launcher const& on, usual_target const& to) {
-  index_t const tiles = ceil_div(index_t{to.rows} * to.row_sixteens.by, usual_tile);
-  return {on.blocks_for(tiles, one_task_each), usual_threads};
+index_t usual_blocks(launcher const& on, usual_target const& to, index_t tile) {
+  return on.blocks_for(ceil_div(index_t{to.rows} * to.row_items.by, tile), one_task_each);
 }
 
-index_t usual_threads_of_row(usual_target const& to) {
-  return align_up(ceil_div(index_t{to.cols}, index_t{32}), 32);
+usual_team usual_team_of(usual_target const& to) {
+  index_t const items = to.row_items.by;
+  usual_team best = {align_up(items, 32), 1};
+  // Up to four rows; the fewest that leave less than an eighth of the threads idle.
+  for (index_t rows = 2; rows <= 4 && best.threads * 7 / 8 > best.rows * items; ++rows) {
+    usual_team const more = {align_up(rows * items, 32), rows};
+    bool const better = more.threads * best.rows < best.threads * more.rows;
+    if (better && more.threads <= usual_row_threads) best = more;
+  }
+  return best;
 }
 
 }  // namespace moe64::cuda

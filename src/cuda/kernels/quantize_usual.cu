@@ -6,18 +6,19 @@ namespace {
 template <dtype X>
 struct rows_source {
   static constexpr dtype type = X;
-  using fetched = raw16<X>;
+  static constexpr int width = quantize_usual_width;
+  using fetched = sixteens<X, width>;
   usual_rows const& x;
 
-  __device__ fetched fetch(std::uint32_t row, std::uint32_t sixteen) const {
-    return load_sixteen<X>(x, row, sixteen);
+  __device__ fetched fetch(std::uint32_t row, std::uint32_t item) const {
+    return load_item<X, width>(x, row, item);
   }
-  __device__ fetched const& numbers(fetched const& sixteen) const { return sixteen; }
+  __device__ fetched const& numbers(fetched const& item) const { return item; }
 };
 
 template <dtype X>
 __global__ void __launch_bounds__(usual_threads) quantize_usual(quantize_usual_parameters const p) {
-  quantize_usual_groups<usual_threads, usual_held>(rows_source<X>{p.x}, p.to);
+  quantize_usual_groups<usual_threads, quantize_usual_held>(rows_source<X>{p.x}, p.to);
 }
 
 }  // namespace

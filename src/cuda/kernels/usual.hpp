@@ -22,7 +22,8 @@ struct usual_target {
   std::uint32_t group_step;  ///< elements to the next group
   std::uint32_t rows, cols;
   std::int64_t const* live_rows;  ///< or null: all
-  divisor row_sixteens;           ///< with gaps that complete the last group
+  /// What one thread takes at a time, of a row; of groups with gaps that complete the last one.
+  divisor row_items;
   bool in_groups;
 };
 
@@ -49,23 +50,27 @@ struct gather_usual_parameters {
   index_t ahead_bytes;  ///< of x, or 0 where it does not lie in one piece
 };
 
-/// Threads of a block, and sixteens that each holds.
+/// Sixteens side by side that are an item of quantize and gather, and of activate: where much is
+/// computed, a group for few threads saves some of it.
+inline constexpr int quantize_usual_width = 1;
+inline constexpr int activate_usual_width = 2;
+
+/// Threads of a block.
 inline constexpr int usual_threads = 64;
-inline constexpr int usual_held = 2;
-inline constexpr index_t usual_tile = index_t{usual_held} * usual_threads;
-/// Columns of a row with one scale: two sixteens for each of at most these many threads.
+/// Items that a thread of quantize holds.
+inline constexpr int quantize_usual_held = 2;
+/// At most so many threads hold a row with one scale, or a token.
 inline constexpr int usual_row_threads = 512;
 
-/// Groups, a tile per block at a time.
+/// Groups.
 [[nodiscard]] kernel<quantize_usual_parameters> quantize_usual_kernel(dtype x);
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_kernel(activation kind, dtype type);
 /// The same by a table, as activate_table_kernel.
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_table_kernel(activation kind);
-/// A scale per row. Rows of one warp: two to a block; else a row per block at a time.
+/// A scale per row: as many rows per block at a time as its threads have items for.
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_rows_kernel(activation kind,
-                                                                           dtype type,
-                                                                           bool one_warp);
-/// Groups or a scale per row; a token per block at a time.
+                                                                           dtype type);
+/// Groups or a scale per row; a token per block at a time, two sixteens per thread.
 [[nodiscard]] kernel<gather_usual_parameters> gather_usual_kernel(dtype x, bool in_groups);
 
 }  // namespace moe64::cuda
