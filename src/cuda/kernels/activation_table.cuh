@@ -18,7 +18,10 @@ class gate_table {
     for (int i = thread_number(); i < gate_table_entries; i += block_threads()) {
       auto const bits = static_cast<std::uint32_t>(i);  // narrow-ok: an entry
       float const gate = __uint_as_float((lowest + bits / 2) << 16 | (bits & 1U) << 31);
-      numbers[i] = factors_of<Kind, false>(spec, gate, 0.0F, powers_).first.value;
+      bool const near = __all_sync(0xffffffffU, is_near<Kind>(spec, fabsf(gate)));
+      numbers[i] = (near ? factors_of<Kind, true>(spec, gate, 0.0F, powers_)
+                         : factors_of<Kind, false>(spec, gate, 0.0F, powers_))
+                       .first.value;
     }
     __syncthreads();
   }
