@@ -90,19 +90,18 @@ def main():
     card = {"name": devices[options.device]["name"], "date": time.strftime("%Y-%m-%d"),
             "commit": options.commit or commit()}
     peers = peers_module()
-    measured = []
-    for point in POINTS:
-        if not re.search(options.only, f"{point.group} {point.name}"):
-            continue
-        measured.append(measure(options, point, peers))
-        print(f"{point.group}, {point.name}: {measured[-1]['figure']:.3f} {measured[-1]['unit']} {measured[-1]['bar']}",
-              file=sys.stderr, flush=True)
-    if not measured:
+    points = [point for point in POINTS if re.search(options.only, f"{point.group} {point.name}")]
+    if not points:
         parser.error(f"--only {options.only}: no point has such a name")
     base = options.output or HERE / "results" / f"gpu-{slug(card['name'])}{'-partial' if options.only else ''}"
     base.parent.mkdir(parents=True, exist_ok=True)
-    base.with_suffix(".json").write_text(json.dumps({"card": card, "points": measured}, indent=1) + "\n")
-    base.with_suffix(".md").write_text(table(card, measured))
+    measured = []
+    for point in points:
+        measured.append(measure(options, point, peers))
+        base.with_suffix(".json").write_text(json.dumps({"card": card, "points": measured}, indent=1) + "\n")
+        base.with_suffix(".md").write_text(table(card, measured))  # what there is so far
+        print(f"{point.group}, {point.name}: {measured[-1]['figure']:.3f} {measured[-1]['unit']} {measured[-1]['bar']}",
+              file=sys.stderr, flush=True)
     print(base.with_suffix(".md").read_text())
 
 
