@@ -29,7 +29,7 @@ bool launch_usual(launcher& on, gather_args const& args) {
   if (threads > usual_row_threads || plan.tokens >> 32 != 0) return false;
   // Memory writes fewer rows at a time faster: shared memory that nobody uses keeps the blocks of a
   // multiprocessor to so many.
-  index_t const blocks = std::max<index_t>(3584 / std::max<index_t>(plan.top_k, 1) / threads, 2);
+  index_t const blocks = std::max<index_t>(3072 / std::max<index_t>(plan.top_k, 1) / threads, 2);
   index_t const unused_shared_bytes = std::max<index_t>(on.shared_bytes() / blocks - 2048, 0);
   bool const adjacent = args.x.stride[0] == args.x.extent[1];
   gather_usual_parameters const p = {
