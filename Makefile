@@ -15,7 +15,7 @@ suite = ctest --test-dir build/release --output-on-failure --no-tests=error --pa
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build build-all dev demo test test-asan tsan gradient property huge slow mutation bench bench-problems \
-        bench-checkpoint interop .venv tidy fmt fmt-check fuzz check-tree install clean
+        bench-checkpoint bench-gpu sanitize-gpu interop .venv tidy fmt fmt-check fuzz check-tree install clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,13 @@ mutation: build ## plant known bugs one by one; the suite must catch each
 
 bench: build .venv ## compare with PyTorch and with the machine's limits: bench/results (BENCH_ARGS=--quick: a short run)
 	.venv/bin/python bench/compare.py --tool $(TOOL) $(BENCH_ARGS)
+
+bench-gpu: build ## measure the CUDA backend beside the card's copy (and PyTorch, where python3 has it): bench/results
+	python3 bench/gpu.py --tool $(TOOL) $(BENCH_ARGS)
+
+sanitize-gpu: build ## every CUDA kernel on small shapes under the tools of compute-sanitizer
+	for tool in memcheck initcheck racecheck synccheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 9 $(TOOL) verify -f bench/problems/cuda-small.txt || exit 1; done
 
 bench-checkpoint: build .venv ## check and convert beside cat, cp and the Python way: bench/results/checkpoint.md
 	python3 bench/checkpoint_speed.py --tool $(TOOL) --python .venv/bin/python --out bench/results/checkpoint.md

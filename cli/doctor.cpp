@@ -57,23 +57,39 @@ std::string cuda_answer() {
   return answer ? "available" : "off: " + printable(answer.reason());
 }
 
-/// Device N as text, or why it cannot be asked.
-std::string text_of_cuda(std::int16_t ordinal) {
-  std::string text;
-  auto const refused = attempt([&] {
-    cuda_device_info const info = cuda_info(device::cuda(ordinal));
-    text = fmt::format("{}, compute capability {}.{}, {} multiprocessors, {}, {} free",
-                       printable(info.name), info.major, info.minor, info.multiprocessors,
-                       human_bytes(static_cast<double>(info.memory_bytes)),
-                       human_bytes(static_cast<double>(info.memory_free)));
-  });
-  return refused.code == exit_code::ok ? text : refused.message;
+/// A device, or why it cannot be asked.
+struct cuda_entry {
+  cuda_device_info info;
+  refusal refused;
+};
+
+std::vector<cuda_entry> cuda_devices() {
+  std::vector<cuda_entry> all(static_cast<std::size_t>(cuda_device_count()));
+  std::int16_t ordinal = 0;
+  for (cuda_entry& entry : all) {
+    entry.refused = attempt([&] { entry.info = cuda_info(device::cuda(ordinal)); });
+    ++ordinal;
+  }
+  return all;
 }
 
-std::vector<std::string> cuda_devices() {
-  std::vector<std::string> all;
-  for (std::int16_t i = 0; i < cuda_device_count(); ++i) all.push_back(text_of_cuda(i));
-  return all;
+std::string text_of(cuda_entry const& entry) {
+  if (entry.refused.code != exit_code::ok) return entry.refused.message;
+  cuda_device_info const& info = entry.info;
+  return fmt::format("{}, compute capability {}.{}, {} multiprocessors, {}, {} free",
+                     printable(info.name), info.major, info.minor, info.multiprocessors,
+                     human_bytes(static_cast<double>(info.memory_bytes)),
+                     human_bytes(static_cast<double>(info.memory_free)));
+}
+
+json json_of(cuda_entry const& entry) {
+  if (entry.refused.code != exit_code::ok) return {{"error", entry.refused.message}};
+  cuda_device_info const& info = entry.info;
+  return {{"name", info.name},
+          {"compute_capability", fmt::format("{}.{}", info.major, info.minor)},
+          {"multiprocessors", info.multiprocessors},
+          {"memory_bytes", info.memory_bytes},
+          {"memory_free", info.memory_free}};
 }
 
 /// The devices whose implementations are listed: the CPU, and the first CUDA device.
@@ -139,7 +155,9 @@ void print_text(machine const& m) {
              human_bytes(m.memory_available));
   fmt::print("cuda       {}\n", cuda_answer());
   index_t ordinal = 0;
-  for (std::string const& text : cuda_devices()) fmt::print("  cuda:{:<4} {}\n", ordinal++, text);
+  for (cuda_entry const& entry : cuda_devices()) {
+    fmt::print("  cuda:{:<4} {}\n", ordinal++, text_of(entry));
+  }
 
   for (moe64::device const where : asked_devices()) {
     std::vector<std::vector<std::string>> rows{
@@ -163,7 +181,10 @@ void print_json(machine const& m) {
   object["memory"] = {{"total_bytes", static_cast<index_t>(m.memory_total)},
                       {"available_bytes", static_cast<index_t>(m.memory_available)}};
   object["devices"] = {{"cpu", "available"}, {"cuda", cuda_answer()}};
-  object["cuda_devices"] = cuda_devices();
+  object["cuda_devices"] = json::array();
+  for (cuda_entry const& entry : cuda_devices()) {
+    object["cuda_devices"].push_back(json_of(entry));
+  }
   object["operations"] = json::array();
   for (moe64::device const where : asked_devices()) {
     for (choice const& c : choices(where)) {

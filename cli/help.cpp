@@ -19,6 +19,7 @@ constexpr char const* keys =
   routing      uniform | zipf one_expert sentinel:SHARE
   weight_on    output | input
   lora=0       rank of the adapters     bias=0    backward=0
+  quantized=0  1: gather and activate write codes, as weight and scale say
   device       cpu | cuda:N
   seed=1       chooses the data         impl      forces an implementation
 An unknown key is an error. In a file every line is a problem and # begins a

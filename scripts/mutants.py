@@ -7,7 +7,7 @@ file exactly once (tests/tree/mutation_table_test.py holds us to that), so a cha
 from kernel_mutants import FAST
 from mutant import Mutant
 
-VIEW = "src/core/view.hpp"
+VIEW = "src/core/offset.hpp"
 FLOAT8 = "src/core/float8.hpp"
 ROWS = "src/cpu/rows.cpp"
 PLAN = "src/cpu/plan.cpp"
@@ -316,7 +316,7 @@ LAYER = [
            "  gather_rows(call.dy, false, b.dy_rows);", "  gather_rows(call.dy, true, b.dy_rows);",
            "unit", "layer_oracle.*"),
     Mutant("slot_weight_missing_in_backward", BACKWARD,
-           "                     .weighted_by = on_output ? &rows : nullptr,\n", "",
+           "                     .weighted_by = on_output ? rows : routing_plan{},\n", "",
            "unit", "layer_oracle.*"),
     Mutant("frozen_gradient_given", "src/layer/check.cpp",
            "    if (gradients.weights[part].present() && !p.weights.is_plain()) {", "    if (false) {",

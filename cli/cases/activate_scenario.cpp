@@ -9,8 +9,8 @@ namespace moe64::cases {
 namespace {
 
 /// op=activate on [tokens * top_k, gate and up], as two halves (layout=concatenated) or alternating
-/// columns (layout=interleaved); backward=1: activate_backward, with slot weights when they are on
-/// the output.
+/// columns (layout=interleaved); quantized=1: to codes and scales; backward=1: activate_backward,
+/// with slot weights when they are on the output.
 class activate_scenario final : public scenario {
  public:
   explicit activate_scenario(setting const& s)
@@ -30,9 +30,10 @@ class activate_scenario final : public scenario {
     if (parts == 2) forward_.up = part_of(fused, 1);
     forward_.live_rows = plan_.live_rows();
     if (!p.backward) {
-      forward_.out = s.memory.tensor("out", purpose::output, p.io, {capacity, p.inter});
+      prepare_output(capacity);
       return;
     }
+    if (p.quantized) refuse_backward(p, "codes have no gradient");
     backward_.activation = p.act;
     backward_.implementation = p.impl;
     backward_.gate = forward_.gate;
@@ -60,10 +61,14 @@ class activate_scenario final : public scenario {
     double const parts = forward_.up.present() ? 2.0 : 1.0;
     double const element = static_cast<double>(bits(s_.p.io)) / 8.0;
     double const elements = static_cast<double>(routed_.live()) * static_cast<double>(s_.p.inter);
-    return {0.0, elements * element * (s_.p.backward ? 2.0 * parts + 1.0 : parts + 1.0)};
+    if (s_.p.backward) return {0.0, elements * element * (2.0 * parts + 1.0)};
+    double const scales =
+        forward_.scales.present() ? bytes_of(forward_.scales, routed_.live()) : 0.0;
+    return {0.0, elements * element * parts + bytes_of(forward_.out, routed_.live()) + scales};
   }
 
   [[nodiscard]] std::vector<named_tensor> outputs() const override {
+    if (s_.p.quantized) return {{"out", forward_.out}, {"scales", forward_.scales}};
     if (!s_.p.backward) return {{"out", forward_.out}};
     std::vector<named_tensor> all{{"d_gate", backward_.d_gate}};
     if (backward_.d_up.present()) all.push_back({"d_up", backward_.d_up});
@@ -76,10 +81,15 @@ class activate_scenario final : public scenario {
     rounding_path path;
     path.stored = 1.0;
     path.added = roundings_of_function;
-    double const bound = s_.data == data_mode::exact ? 0.0 : allowed_error(s_.p.io, path);
+    auto const bound_of = [&](std::string const& output) {
+      if (s_.data == data_mode::exact) return 0.0;
+      rounding_path taken = path;
+      if (s_.p.quantized && output == "out") taken.recoded = 1.0;
+      return allowed_error(s_.p.io, taken, value_type(s_.p.weight));
+    };
     std::vector<compared_output> compared;
     for (named_tensor const& output : outputs()) {
-      compared.push_back({output.name, output.tensor, bound});
+      compared.push_back({output.name, output.tensor, bound_of(output.name)});
     }
     double const row_cost = 20.0 * static_cast<double>(s_.p.inter);
     if (routed_.live() > 0) {
@@ -96,6 +106,16 @@ class activate_scenario final : public scenario {
   }
 
  private:
+  void prepare_output(index_t capacity) {
+    problem const& p = s_.p;
+    dtype const type = p.quantized ? value_type(p.weight) : p.io;
+    forward_.out = s_.memory.tensor("out", purpose::output, type, {capacity, p.inter});
+    if (!p.quantized) return;
+    forward_.quantized = p.scale;
+    forward_.scales = s_.memory.tensor("scales", purpose::output, p.scale_dtype,
+                                       {capacity, p.scale.grid_cols(p.inter)});
+  }
+
   [[nodiscard]] tensor_view part_of(tensor_view const& fused, index_t part) const {
     if (!is_gated(s_.p.act.kind)) return fused;
     return s_.p.layout == gate_up_layout::interleaved
@@ -113,7 +133,8 @@ class activate_scenario final : public scenario {
       double const gate = oracle::at(forward_.gate, row, c);
       double const up = forward_.up.present() ? oracle::at(forward_.up, row, c) : 0.0;
       if (!s_.p.backward) {
-        all[0].values.push_back(oracle::activate(s_.p.act, gate, up));
+        double const value = oracle::activate(s_.p.act, gate, up);
+        all[0].values.push_back(s_.p.quantized ? oracle::round_to(value, s_.p.io) : value);
         continue;
       }
       auto const d = oracle::activate_backward(s_.p.act, gate, up,
@@ -121,6 +142,7 @@ class activate_scenario final : public scenario {
       all[0].values.push_back(d.gate);
       if (all.size() == 2) all[1].values.push_back(d.up);
     }
+    if (s_.p.quantized) return quantized_row(s_.p, std::move(all[0].values));
     return all;
   }
 

@@ -13,7 +13,7 @@ namespace {
 
 /// op=gather and op=combine. Each is the gradient of the other, so that backward=1 exchanges them;
 /// where the slot weight is applied, slot_weight_gradient runs too. mode=w8a8 moves codes and
-/// scales.
+/// scales; quantized=1 makes them of what op=gather moves.
 class movement_scenario final : public scenario {
  public:
   explicit movement_scenario(setting const& s)
@@ -29,6 +29,10 @@ class movement_scenario final : public scenario {
                   fmt::format("[case] op={} mode=w8a8: codes have no gradient and no weights",
                               name(s.p.op)));
     }
+    if (s.p.quantized && quantized) {
+      throw error(errc::unsupported, "[case] op=gather quantized=1: mode=w8a8 moves codes already");
+    }
+    if (s.p.quantized) refuse_backward(s.p, "codes have no gradient");
     index_t const capacity = checked_mul(s.p.tokens, s.p.top_k);
     gathers_ ? prepare_gather(quantized, capacity) : prepare_combine(quantized, capacity);
     if (s.p.backward && weighted_) prepare_slot_gradient(capacity);
@@ -61,6 +65,7 @@ class movement_scenario final : public scenario {
     work total{weighted_ || !gathers_ ? 2.0 * elements : 0.0,
                row_bytes * static_cast<double>(routed_.live()) +
                    bytes_of(gathers_ ? gather_.x : combine_.y, s_.p.tokens)};
+    if (gather_.row_scales.present()) total.bytes += bytes_of(gather_.row_scales, routed_.live());
     if (slots_.d_weights.present()) {
       total.flops += 2.0 * elements;
       total.bytes += bytes_of(slots_.left, routed_.live()) + bytes_of(slots_.right, routed_.live());
@@ -100,7 +105,12 @@ class movement_scenario final : public scenario {
     } else {
       gather_.x = plain_rows(s_, "x", tensor_id::x, p.tokens, p.tokens, p.hidden);
     }
-    gather_.rows = s_.memory.tensor("rows", purpose::output, gather_.x.type, {capacity, p.hidden});
+    dtype const moved = p.quantized ? value_type(p.weight) : gather_.x.type;
+    gather_.rows = s_.memory.tensor("rows", purpose::output, moved, {capacity, p.hidden});
+    if (!p.quantized) return;
+    gather_.quantized = p.scale;
+    gather_.row_scales = s_.memory.tensor("row_scales", purpose::output, p.scale_dtype,
+                                          {capacity, p.scale.grid_cols(p.hidden)});
   }
 
   void prepare_combine(bool quantized, index_t capacity) {
@@ -132,7 +142,7 @@ class movement_scenario final : public scenario {
     auto const row_cost = static_cast<double>(s_.p.hidden);
     auto const sample = sample_of(routed_.live(), result.budget() / row_cost, {});
     std::vector<compared_output> outputs{{"rows", gather_.rows, 0.0}};
-    if (gather_.scales.present()) outputs.push_back({"row_scales", gather_.row_scales, 0.0});
+    if (gather_.row_scales.present()) outputs.push_back({"row_scales", gather_.row_scales, 0.0});
     auto const copy = [](tensor_view const& from, index_t token, auto&& change) {
       expectation wanted;
       for (index_t c = 0; c < from.extent[1]; ++c) {
@@ -151,6 +161,7 @@ class movement_scenario final : public scenario {
               if (!weighted_) return x;
               return oracle::round_to(oracle::round_to(x * weight, dtype::f32), s_.p.io);
             })};
+            if (s_.p.quantized) return quantized_row(s_.p, all[0].values);
             if (gather_.scales.present()) {
               all.push_back(copy(gather_.scales, token, [](double scale) { return scale; }));
             }

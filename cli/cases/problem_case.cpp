@@ -11,6 +11,11 @@ namespace moe64::cases {
 namespace {
 
 std::unique_ptr<scenario> make_scenario(setting const& s) {
+  if (s.p.quantized && s.p.op != operation::gather && s.p.op != operation::activate) {
+    throw error(errc::invalid_argument,
+                fmt::format("[case] quantized=1 is for op=gather and op=activate, not op={}",
+                            name(s.p.op)));
+  }
   switch (s.p.op) {
     case operation::layer:
       return make_layer(s);

@@ -2,6 +2,10 @@
 
 #include "fmt/format.h"
 #include "moe64/error.hpp"
+#include "oracle/quantize.hpp"
+
+#include <cmath>
+#include <utility>
 
 namespace moe64::cases {
 
@@ -50,6 +54,19 @@ tensor_view plain_rows(setting const& s, std::string const& name, tensor_id id, 
   source.fill(matrix, s.p.seed, id, 0, live, s.executor);
   poison(matrix, live, rows);
   return matrix;
+}
+
+std::vector<expectation> quantized_row(problem const& p, std::vector<double> row) {
+  index_t const cols = std::ssize(row);
+  auto wanted = oracle::quantize_numbers({std::move(row), 1, cols}, value_type(p.weight),
+                                         p.scale_dtype, p.scale, global_scale::direction::multiply);
+  auto const norm = [](std::vector<double> const& values) {
+    double squares = 0.0;
+    for (double const value : values) squares += value * value;
+    return std::sqrt(squares);
+  };
+  double const codes = norm(wanted.codes), scales = norm(wanted.scales);
+  return {{std::move(wanted.codes), codes}, {std::move(wanted.scales), scales}};
 }
 
 double bytes_of(tensor_view const& matrix, index_t rows) {

@@ -84,6 +84,9 @@ void refuse_exact(setting const& s, char const* why);
 [[nodiscard]] tensor_view plain_rows(setting const& s, std::string const& name, tensor_id id,
                                      index_t rows, index_t live, index_t cols);
 
+/// What quantized=1 must make of `row` [cols] io: the numbers of its codes and its scales.
+[[nodiscard]] std::vector<expectation> quantized_row(problem const& p, std::vector<double> row);
+
 /// Bytes of `rows` rows of a matrix.
 [[nodiscard]] double bytes_of(tensor_view const& matrix, index_t rows);
 

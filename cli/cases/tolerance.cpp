@@ -20,9 +20,18 @@ double square(double x) { return x * x; }
 /// Distance of neighbouring codes, relative to a typical number of the block that shares their
 /// scale.
 double code_step(dtype codes) {
-  // e4m3: 2^-3 of the number. int8: 1 / 127 of the block's largest, which is up to 6 times a
-  // typical one.
-  return codes == dtype::int8 ? 6.0 / 127.0 : 0x1p-3;
+  switch (codes) {  // integers: of the block's largest, which is up to 6 times a typical one
+    case dtype::int8:
+      return 6.0 / 127.0;
+    case dtype::int4:
+      return 6.0 / 7.0;
+    case dtype::fp4:
+      return 0x1p-1;
+    case dtype::e5m2:
+      return 0x1p-2;
+    default:  // e4m3
+      return 0x1p-3;
+  }
 }
 
 /// Root mean square error that rounding adds to numbers that differ by `difference` before it: a

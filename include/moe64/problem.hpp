@@ -58,6 +58,7 @@ struct problem {
   index_t lora = 0;  ///< rank, 0 = none
   bool bias = false;
   bool backward = false;
+  bool quantized = false;  ///< gather and activate: their result is codes of `weight` and `scale`
   moe64::device device;
   std::uint64_t seed = 1;
   std::string impl;  ///< empty = the best

@@ -206,6 +206,7 @@ constexpr key keys[] = {
     count_key<&problem::lora, 0>("lora"),
     word_key<&problem::bias, switches>("bias"),
     word_key<&problem::backward, switches>("backward"),
+    word_key<&problem::quantized, switches>("quantized"),
     {"device",
      [](problem& p, std::string_view, std::string_view text) { p.device = parse_device(text); },
      [](problem const& p) { return to_string(p.device); }},

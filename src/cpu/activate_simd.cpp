@@ -5,7 +5,7 @@
 #include "cpu/functions_simd.hpp"
 #include "cpu/operations.hpp"
 #include "cpu/parallel.hpp"
-#include "cpu/quantize_rows.hpp"
+#include "cpu/quantize_rows_simd.hpp"
 #include "cpu/stream_simd.hpp"
 
 #include <type_traits>
@@ -329,19 +329,19 @@ void for_each_run(stream where, index_t rows, index_t inter, index_t bytes, bool
   });
 }
 
-/// activate to gate's type and quantize, a run at a time.
+/// activate to gate's type and quantize, a block of a row at a time.
 template <activation Kind>
 void activate_and_quantize(activate_args const& args, index_t rows, stream where) {
   row_codes const to = {args.out, args.scales, args.quantized};
-  parallel_for(where, rows, [&](index_t row) {
-    quantize_row(to, row, [&](index_t col, index_t count, float* run) {
-      alignas(64) std::uint8_t staged[run_length * sizeof(float)];
-      row_view const result = {staged, -col, 1, args.gate.type};
-      activate_row<Kind>{args.activation, row_of(args.gate, row), row_or_none(args.up, row), result,
-                         false}
-          .run(col, count);
-      load_run(result, col, count, run);
-    });
+  index_t const row_bytes = 3 * args.gate.extent[1] * bits(args.gate.type) / 8;
+  parallel_ranges(where, rows, row_bytes, [&](index_t first, index_t last) HWY_ATTR {
+    for (index_t row = first; row < last; ++row) {
+      row_view const gate = row_of(args.gate, row), up = row_or_none(args.up, row);
+      quantize_row_simd(to, row, args.gate.type,
+                        [&](row_view const& out, index_t col, index_t count) HWY_ATTR {
+                          activate_row<Kind>{args.activation, gate, up, out, false}.run(col, count);
+                        });
+    }
   });
 }
 

@@ -97,13 +97,8 @@ void gather_reference(gather_args const& args, stream where) {
   });
 }
 
-support takes_copies(gather_args const& args) {
-  if (args.quantized.kind == scale_kind::none) return support::yes();
-  return support::no("rows are quantised on the way");
-}
-
 constexpr implementation<gather_args> gatherers[] = {
-    MOE64_WIDTHS(gather_args, gather_simd, takes_copies),
+    MOE64_WIDTHS(gather_args, gather_simd, any_call<gather_args>),
     {"reference", any_call<gather_args>, gather_reference},
 };
 

@@ -5,6 +5,7 @@
 #include "cpu/gather.hpp"
 #include "cpu/operations.hpp"
 #include "cpu/parallel.hpp"
+#include "cpu/quantize_rows_simd.hpp"
 #include "cpu/stream_simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -58,6 +59,18 @@ void copy_weighted(tensor_view const& from, index_t i, float weight, tensor_view
   }
 }
 
+/// What copy_row or copy_weighted would write, as codes.
+void quantize_gathered(gather_args const& args, index_t token, float weight, index_t row) {
+  row_view const x = row_of(args.x, token);
+  quantize_row_simd({args.rows, args.row_scales, args.quantized}, row, args.x.type,
+                    [&](row_view const& out, index_t col, index_t count) HWY_ATTR {
+                      float run[run_length];
+                      load_run(x, col, count, run);
+                      if (args.weighted) multiply_run(run, count, weight);
+                      store_run(out, col, count, run);
+                    });
+}
+
 }  // namespace
 
 void gather_simd(gather_args const& args, stream where);
@@ -77,7 +90,9 @@ void gather_simd(gather_args const& args, stream where) {
         index_t const slot = token * plan.top_k + k;
         index_t const row = slot_to_row(slot);
         if (row < 0) continue;
-        if (args.weighted) {
+        if (args.quantized.kind != scale_kind::none) {
+          quantize_gathered(args, token, slot_weight(slot), row);
+        } else if (args.weighted) {
           copy_weighted(args.x, token, slot_weight(slot), args.rows, row, streamed);
         } else if (streamed && byte_rows) {
           copy_row_past_caches(args.x, token, args.rows, row);

@@ -57,17 +57,18 @@ quantized_view gather_input(layer_desc const& layer, forward_call const& call,
                             routing_plan const& plan, forward_buffers const& b, stream where) {
   bool const on_input = layer.weight_on == weight_placement::input;
   bool const codes = call.mode == compute_mode::w8a8;
-  if (!codes || on_input || layer.gate_up.lora.present()) {
+  if (!codes || layer.gate_up.lora.present()) {
     gather({.x = call.x, .plan = plan, .weighted = on_input, .rows = b.rows}, where);
   }
   if (!codes) return quantized_view::plain(b.rows);
   if (on_input) {
-    quantize({.x = b.rows,
-              .layout = b.row_codes.layout,
-              .values = b.row_codes.values,
-              .scales = b.row_codes.scales,
-              .live_rows = plan.live_rows()},
-             where);
+    gather({.x = call.x,
+            .plan = plan,
+            .weighted = true,
+            .rows = b.row_codes.values,
+            .row_scales = b.row_codes.scales,
+            .quantized = b.row_codes.layout},
+           where);
     return b.row_codes.view();
   }
   quantize({.x = call.x,
@@ -85,16 +86,30 @@ quantized_view gather_input(layer_desc const& layer, forward_call const& call,
 }
 
 /// The rows that the second projection multiplies: the activated rows, or their codes.
-quantized_view inner_input(forward_call const& call, routing_plan const& plan,
-                           forward_buffers const& b, stream where) {
-  if (call.mode != compute_mode::w8a8) return quantized_view::plain(b.activated);
-  quantize({.x = b.activated,
-            .layout = b.inner_codes.layout,
-            .values = b.inner_codes.values,
-            .scales = b.inner_codes.scales,
-            .live_rows = plan.live_rows()},
+quantized_view activate_input(layer_desc const& layer, saved_buffers const& saved,
+                              forward_buffers const& b, stream where) {
+  index_t const inter = layer.inter();
+  bool const gated = is_gated(layer.activation.kind);
+  bool const codes_alone = !b.activated.present();
+  code_buffers const& codes = b.inner_codes;
+  activate({.activation = layer.activation,
+            .gate = saved.gate_up.slice(1, 0, inter),
+            .up = gated ? saved.gate_up.slice(1, inter, 2 * inter) : tensor_view{},
+            .live_rows = saved.plan.live_rows(),
+            .out = codes_alone ? codes.values : b.activated,
+            .scales = codes_alone ? codes.scales : tensor_view{},
+            .quantized = codes_alone ? codes.layout : granularity::none()},
            where);
-  return b.inner_codes.view();
+  if (!codes.values.present()) return quantized_view::plain(b.activated);
+  if (!codes_alone) {
+    quantize({.x = b.activated,
+              .layout = codes.layout,
+              .values = codes.values,
+              .scales = codes.scales,
+              .live_rows = saved.plan.live_rows()},
+             where);
+  }
+  return codes.view();
 }
 
 }  // namespace
@@ -107,8 +122,6 @@ void forward(layer_desc const& layer, forward_args const& args, stream where) {
   saved_buffers const saved = cut_saved(keep, layer, call.shape);
   forward_buffers const b = cut_forward(scratch_memory, layer, call.shape, call.mode, where.device);
   routing_plan const& rows = saved.plan;
-  bool const gated = is_gated(layer.activation.kind);
-  index_t const inter = layer.inter();
 
   plan({.expert_ids = call.expert_ids,
         .weights = call.weights,
@@ -127,13 +140,7 @@ void forward(layer_desc const& layer, forward_args const& args, stream where) {
            .y = saved.gate_up,
            .implementation = layer.implementation},
           where);
-  activate({.activation = layer.activation,
-            .gate = saved.gate_up.slice(1, 0, inter),
-            .up = gated ? saved.gate_up.slice(1, inter, 2 * inter) : tensor_view{},
-            .live_rows = rows.live_rows(),
-            .out = b.activated},
-           where);
-  quantized_view const inner = inner_input(call, rows, b, where);
+  quantized_view const inner = activate_input(layer, saved, b, where);
   project(layer.down,
           {.x = inner,
            .plain_x = b.activated,

@@ -76,9 +76,12 @@ forward_buffers cut_forward(arena& memory, layer_desc const& layer, layer_shape 
   buffers.plan_scratch = memory.take(
       dtype::uint8, {plan_scratch_bytes(shape.tokens, shape.top_k, layer.experts(), where)});
   buffers.rows = memory.take(shape.io, {capacity, layer.hidden()});
-  buffers.activated = memory.take(shape.io, {capacity, layer.inter()});
+  bool const codes = mode == compute_mode::w8a8;
+  if (!codes || layer.down.lora.present()) {
+    buffers.activated = memory.take(shape.io, {capacity, layer.inter()});
+  }
   if (has_lora(layer)) buffers.low_rank = memory.take(shape.io, {capacity, largest_rank(layer)});
-  if (mode == compute_mode::w8a8) {
+  if (codes) {
     if (layer.weight_on == weight_placement::output) {
       buffers.x_codes = cut_codes(memory, layer.gate_up.weights, shape.tokens);
     }

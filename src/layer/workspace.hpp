@@ -28,7 +28,7 @@ struct code_buffers {
 struct forward_buffers {
   tensor_view plan_scratch;  ///< [bytes] uint8
   tensor_view rows;          ///< [capacity, hidden] io: gathered x, later the output of down
-  tensor_view activated;     ///< [capacity, inter] io
+  tensor_view activated;     ///< [capacity, inter] io; w8a8: only where LoRA needs it
   tensor_view low_rank;      ///< [capacity, largest rank] io, when there is LoRA
   code_buffers x_codes;      ///< [tokens, hidden], w8a8 with the weight on the output
   code_buffers row_codes;    ///< [capacity, hidden], w8a8

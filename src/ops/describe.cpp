@@ -86,6 +86,7 @@ std::string describe(gather_args const& args) {
   p.hidden = args.x.extent[1];
   set_io(p, args.x.type);
   if (args.quantized.kind != scale_kind::none) {
+    p.quantized = true;
     set_format(p, args.rows.type, args.row_scales.type, args.quantized);
   }
   return to_string(p);
@@ -146,6 +147,7 @@ std::string describe(activate_args const& args) {
   p.act = args.activation;
   set_io(p, args.gate.type);
   if (args.quantized.kind != scale_kind::none) {
+    p.quantized = true;
     set_format(p, args.out.type, args.scales.type, args.quantized);
   }
   return to_string(p);

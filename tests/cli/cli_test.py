@@ -13,7 +13,7 @@ SMOKE = ROOT / "bench" / "problems" / "smoke.txt"
 SMALL = "tokens=4 hidden=32 inter=24 experts=4 top_k=2"
 OPERATIONS = "quantize route plan gather grouped_gemm activate combine".split()
 KEYS = ("op tokens hidden inter experts top_k weight scale scale_dtype act mode io layout routing weight_on lora bias "
-        "backward device seed impl").split()
+        "backward quantized device seed impl").split()
 VERBS = "verify bench doctor demo inspect check convert diff run synth".split()
 
 OK, FAILED, USAGE, UNSUPPORTED, OUT_OF_MEMORY = range(5)

@@ -26,7 +26,7 @@ class Doctor(unittest.TestCase):
     def test_says_why_cuda_is_off_or_what_there_is(self):
         answer = DOCTOR["devices"]["cuda"]
         if HAS_CUDA:
-            self.assertRegex(DOCTOR["cuda_devices"][0], r"compute capability \d+\.\d")
+            self.assertRegex(DOCTOR["cuda_devices"][0]["compute_capability"], r"^\d+\.\d$")
             devices = {one["device"] for one in DOCTOR["operations"]}
             self.assertEqual(devices, {"cpu", "cuda:0"})
         else:

@@ -27,9 +27,9 @@ class line_source {
     return words[static_cast<std::size_t>(random_.below(next_++, std::ssize(words)))];
   }
   /// Mostly small; every tenth up to `most`.
-  std::string size(index_t least, index_t usual, index_t most) {
+  std::string size(index_t least, index_t usual, index_t most, index_t step = 1) {
     index_t const high = random_.chance(next_++, 0.1) ? most : usual;
-    return std::to_string(random_.between(next_++, least, high));
+    return std::to_string(random_.between(next_++, least, std::max(high / step, least)) * step);
   }
   bool chance(double p) { return random_.chance(next_++, p); }
 
@@ -47,7 +47,8 @@ std::string random_line(std::uint64_t seed) {
   line += " op=" + op;
   bool const moves = op == "plan" || op == "route" || op == "gather" || op == "combine";
   line += " tokens=" + draw.size(1, 40, moves ? 4000 : 500);
-  line += " hidden=" + draw.size(1, 200, 1400) + " inter=" + draw.size(1, 150, 900);
+  index_t const step = draw.chance(0.5) ? 16 : 1;  // tensor cores want rows on 16 bytes
+  line += " hidden=" + draw.size(1, 200, 1400, step) + " inter=" + draw.size(1, 150, 900, step);
   std::string const top_k = draw.size(1, 4, 9);
   std::string const experts = draw.size(10, 20, moves ? 700 : 60);
   line += " top_k=" + top_k + " experts=" + experts;
@@ -64,10 +65,9 @@ std::string random_line(std::uint64_t seed) {
     line += " scale=" + draw.one_of({"block:128x128", "block:128x128", "row", "tensor", "group:32",
                                      "group:128", "block:32x64"});
     if (draw.chance(0.2)) line += " scale_dtype=" + draw.one_of({"bf16", "f16", "e8m0"});
-    if (op != "layer" && op != "grouped_gemm" && op != "gather" && op != "combine") {
-    } else if (draw.chance(0.3)) {
-      line += " mode=w8a8";
-    }
+    bool const multiplies = op == "layer" || op == "grouped_gemm";
+    bool const has_a_mode = multiplies || op == "gather" || op == "combine";
+    if (has_a_mode && draw.chance(0.3)) line += " mode=w8a8";
   }
   if (weight == "int4") line += " scale=" + draw.one_of({"group:32", "group:128", "row"});
   line += " layout=" + draw.one_of({"concatenated", "interleaved"});

@@ -65,6 +65,8 @@ TEST(implementations, each_that_the_machine_has_is_drawn_often) {
   EXPECT_GE(forced[""], 5);
   for (auto const& [name, count] : met) {
     bool const takes_a_layer = name != "avx512_vnni";  // only int8 by int8, not transposed
+    // On sm_90a alone and not transposed, which a whole layer is: tests/cuda has its own of it.
+    if (name == "wgmma") continue;
     if (!machine_has(name)) continue;
     EXPECT_GE(count, takes_a_layer ? 5 : 2) << name;
     if (takes_a_layer) {
@@ -190,6 +192,8 @@ weight_stack dequantized(weight_stack const& stack, dtype type, std::deque<test_
 
 void expect_the_bits_of_dequantized_weights(layer_case const& c) {
   SCOPED_TRACE(to_string(c));
+  // On a GPU the best for codes need not be the best for numbers.
+  if (test::on_cuda && c.implementation.empty()) return;
   layer_memory memory(c);
   memory.run_forward();
   memory.run_backward();

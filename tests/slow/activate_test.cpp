@@ -33,7 +33,7 @@ TEST_P(every_gate, is_close_to_the_oracle) {
     }
     if (!std::isfinite(gate[0])) continue;
     activate({spec, row(gate), row(one), {}, row(out)}, cpu_stream());
-    activate_backward({spec, row(gate), row(one), row(one), nullptr, {}, row(d_gate), row(d_up)},
+    activate_backward({spec, row(gate), row(one), row(one), {}, {}, row(d_gate), row(d_up)},
                       cpu_stream());
     for (std::size_t i = 0; i < gate.size(); ++i) {
       double const x = gate[i];

@@ -3,6 +3,7 @@
 #include "support/layer_implementations.hpp"
 #include "support/random.hpp"
 #include "support/routing.hpp"
+#include "support/target.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -57,6 +58,25 @@ void choose_sizes(layer_case& c, random_source const& random) {
   index_t const experts = random.between(122, 1, 7);
   c.top_k = random.between(123, 1, std::min<index_t>(experts, 4));
   c.route(random.between(124, 1, 40), experts, random.chance(125, 0.5) ? 0.2 : 0.0);
+}
+
+/// Sizes, types and scales that tensor cores take: of the others they refuse nearly all.
+void suit_tensor_cores(layer_case& c, random_source const& random) {
+  index_t const widths[] = {16, 32, 48, 80};
+  c.hidden = widths[random.below(130, 4)];
+  c.inter = widths[random.below(131, 4)];
+  if (c.io == dtype::f32) c.io = dtype::bf16;
+  c.parameter_type = c.io;
+  if (!is_quantized(value_type(c.weight))) {
+    c.weight = c.io == dtype::bf16 ? weight_format::bf16 : weight_format::f16;
+  } else if (c.weight == weight_format::int4) {
+    c.scale = granularity::group(32);
+  } else if (bits(value_type(c.weight)) == 8) {
+    granularity const scales[] = {granularity::tensor(), granularity::row(),
+                                  granularity::block(4, 8), granularity::block(128, 128)};
+    c.scale = scales[random.below(132, 4)];
+  }
+  for (index_t* const rank : {&c.lora_gate_up, &c.lora_down}) *rank = *rank > 0 ? 16 : 0;
 }
 
 }  // namespace
@@ -122,6 +142,7 @@ layer_case random_layer_case(std::uint64_t seed) {
   c.lora_gate_up = ranks[random.below(4, 5)];
   c.lora_down = ranks[random.below(5, 5)];
   if (random.chance(6, 0.3)) c.weight_on = weight_placement::input;
+  if (on_cuda && random.chance(9, 0.5)) suit_tensor_cores(c, random);
   bool const bytes = is_quantized(value_type(c.weight)) && bits(value_type(c.weight)) == 8;
   bool const integers = c.weight == weight_format::int8;  // they alone have products of codes
   if (bytes && random.chance(7, integers ? 0.8 : 0.4)) c.mode = compute_mode::w8a8;

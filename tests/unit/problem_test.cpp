@@ -19,8 +19,8 @@ bool equal(problem const& a, problem const& b) {
          a.scale == b.scale && a.scale_dtype == b.scale_dtype && a.act.kind == b.act.kind &&
          a.mode == b.mode && a.io == b.io && a.layout == b.layout && a.routing == b.routing &&
          a.sentinel_share == b.sentinel_share && a.weight_on == b.weight_on && a.lora == b.lora &&
-         a.bias == b.bias && a.backward == b.backward && a.device == b.device && a.seed == b.seed &&
-         a.impl == b.impl;
+         a.bias == b.bias && a.backward == b.backward && a.quantized == b.quantized &&
+         a.device == b.device && a.seed == b.seed && a.impl == b.impl;
 }
 
 problem random_problem(std::uint64_t seed) {
@@ -58,6 +58,7 @@ problem random_problem(std::uint64_t seed) {
   p.weight_on = static_cast<weight_placement>(pick(2));
   p.lora = pick(3) * 8;
   p.bias = pick(2) == 1;
+  p.quantized = pick(2) == 1;
   p.backward = pick(2) == 1;
   if (pick(2) == 1) p.device = device::cuda(static_cast<std::int16_t>(pick(32768)));
   p.seed = pick(2) == 0 ? 1 : random.bits(n++);
@@ -85,7 +86,7 @@ TEST(problem_line, every_key_is_read) {
   problem const p = parse_problem(
       "op=gather tokens=0 hidden=7 inter=5 experts=3 top_k=2 weight=int8 scale=block:3x5 "
       "scale_dtype=bf16 act=gptoss_glu mode=w8a8 io=f16 layout=interleaved routing=sentinel:0.25 "
-      "weight_on=input lora=4 bias=1 backward=1 device=cuda:2 seed=99 impl=reference");
+      "weight_on=input lora=4 bias=1 backward=1 quantized=1 device=cuda:2 seed=99 impl=reference");
   EXPECT_EQ(p.op, operation::gather);
   EXPECT_EQ(p.tokens, 0);
   EXPECT_EQ(p.hidden, 7);

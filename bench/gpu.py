@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Measures moe64 on a GPU beside the card's own copy and, where PyTorch is there, beside PyTorch: one run, one table.
+
+Writes bench/results/gpu-CARD.md and .json; docs/benchmarks.md explains them. Exits with 0 whether or not the bars hold:
+it measures, others judge.
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import tool
+from compare import commit
+from gpu_points import POINTS
+from report import slug
+
+HERE = pathlib.Path(__file__).resolve().parent
+UNITS = {"copy_share": "of copy", "microseconds": "us", "tflops": "TFLOP/s"}
+
+
+def figure_of(point, ours):
+    """The number that the bar is about."""
+    if point.figure == "copy_share":
+        return ours["bytes_per_s"] / ours["limits"]["copy_bytes_per_s"]
+    return ours["seconds"] * 1e6 if point.figure == "microseconds" else ours["flops_per_s"] / 1e12
+
+
+def verdict(point, figure):
+    if not point.bar:
+        return ""
+    met = figure <= point.bar if point.figure == "microseconds" else figure >= point.bar
+    return f"{'≤' if point.figure == 'microseconds' else '≥'} {point.bar:g}: {'met' if met else 'missed'}"
+
+
+def peers_module():
+    try:
+        import gpu_peers
+    except ImportError as missing:
+        print(f"no peers: {missing}", file=sys.stderr)
+        return None
+    return gpu_peers
+
+
+def measure(options, points, peers):
+    """One process for the points of an operation, and the copy that they are held against."""
+    lines = [f"{point.line} device={options.device}" for point in points]
+    for point, ours in zip(points, tool.bench(options.tool, lines, options.threads, options.min_time)):
+        figure = figure_of(point, ours)
+        found = {"group": point.group, "name": point.name, "line": point.line, "ours": ours, "figure": figure,
+                 "unit": UNITS[point.figure], "bar": verdict(point, figure)}
+        if point.peer and peers:
+            name, seconds = getattr(peers, point.peer[0])(*point.peer[1:])
+            found["peer"] = {"name": name, "seconds": seconds}
+        print(f"{point.group}, {point.name}: {figure:.3f} {found['unit']} {found['bar']}", file=sys.stderr, flush=True)
+        yield found
+
+
+def table(card, measured):
+    copy = max(one["ours"]["limits"]["copy_bytes_per_s"] for one in measured)
+    judged = [one for one in measured if one["bar"]]
+    met = sum(one["bar"].endswith("met") for one in judged)
+    lines = [f"# moe64 on {card['name']}", "",
+             f"{card['date']}, commit {card['commit']}, copy {copy / 1e12:.2f} TB/s. {met} of {len(judged)} bars met.",
+             "[docs/benchmarks.md](../../docs/benchmarks.md) says how the figures are taken.", "",
+             "| operation | problem | implementation | time | figure | bar | peer |", "|---|---|---|---|---|---|---|"]
+    for one in measured:
+        seconds = one["ours"]["seconds"]
+        time_text = f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
+        peer = one.get("peer")
+        beside = f"{peer['name']} {1e6 * peer['seconds']:.1f} us: {peer['seconds'] / seconds:.2f}x" if peer else ""
+        figure = f"{one['figure']:.3f}" if one["unit"] == "of copy" else f"{one['figure']:.1f}"
+        lines.append(f"| {one['group']} | {one['name']} | {one['ours']['impl']} | {time_text} | {figure} {one['unit']} | "
+                     f"{one['bar']} | {beside} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", default=str(HERE.parent / "build/release/bin/moe64"), help="the moe64 to measure")
+    parser.add_argument("--device", default="cuda:0", help="default cuda:0")
+    parser.add_argument("--threads", type=int, default=16, help="for making the data (default 16)")
+    parser.add_argument("--min-time", type=float, default=0.1, help="seconds per measurement (default 0.1)")
+    parser.add_argument("--only", default="", metavar="REGEX", help="points whose operation or name it matches")
+    parser.add_argument("--commit", default="", help="what to call the tree where it is no checkout")
+    parser.add_argument("--output", type=pathlib.Path, help="path without suffix (default bench/results/gpu-CARD)")
+    options = parser.parse_args()
+    devices = {f"cuda:{i}": found for i, found in enumerate(tool.doctor(options.tool)["cuda_devices"])}
+    if options.device not in devices:
+        parser.error(f"--device {options.device}: the devices are {', '.join(devices) or 'none'}")
+    card = {"name": devices[options.device]["name"], "date": time.strftime("%Y-%m-%d"),
+            "commit": options.commit or commit()}
+    peers = peers_module()
+    points = [point for point in POINTS if re.search(options.only, f"{point.group} {point.name}")]
+    if not points:
+        parser.error(f"--only {options.only}: no point has such a name")
+    base = options.output or HERE / "results" / f"gpu-{slug(card['name'])}{'-partial' if options.only else ''}"
+    base.parent.mkdir(parents=True, exist_ok=True)
+    measured = []
+    for group in dict.fromkeys(point.group for point in points):
+        measured += measure(options, [point for point in points if point.group == group], peers)
+        base.with_suffix(".json").write_text(json.dumps({"card": card, "points": measured}, indent=1) + "\n")
+        base.with_suffix(".md").write_text(table(card, measured))  # what there is so far
+    print(base.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()
