@@ -41,7 +41,7 @@ struct runtime {
   status (*properties)(int device, device_properties* properties);  ///< slow: a millisecond
   status (*multiprocessors)(int device, int* count);
   status (*shared_bytes)(int device, int* bytes);  ///< that one block may ask for
-  status (*memory_free)(index_t* bytes);  ///< of the current device
+  status (*memory_free)(index_t* bytes);           ///< of the current device
 
   status (*owner)(void const* pointer, memory_owner* owner);
   status (*stream_device)(void* stream, int* device);
