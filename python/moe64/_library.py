@@ -21,7 +21,7 @@ def _candidates() -> list[Path]:
     if named:
         return [Path(named)]
     tree = _PACKAGE.parent.parent
-    return [_PACKAGE / "lib" / _NAME, tree / "build" / "release" / _NAME]
+    return [*sorted((_PACKAGE / "lib").glob(_NAME + "*")), tree / "build" / "release" / _NAME]
 
 
 class Library:

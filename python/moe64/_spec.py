@@ -22,7 +22,7 @@ from .formats import Activation, ExpertWeights, Granularity, Projection, Quantiz
 def _format_of(q: object) -> str:
     if not isinstance(q, Quantized):
         return "-"
-    return f"{q.dtype or '-'}/{q.scale_dtype or '-'}/{q.layout}/{'divide' if q.global_divides else 'multiply'}"
+    return f"{q.dtype or '-'}/{q.scale_dtype or '-'}/{q.layout.text}/{'divide' if q.global_divides else 'multiply'}"
 
 
 def _take(roles: list[str], tensors: list[torch.Tensor], role: str, tensor: torch.Tensor | None,
@@ -48,8 +48,9 @@ def _take_matrix(roles: list[str], tensors: list[torch.Tensor], role: str, given
     return _format_of(given)
 
 
-def flatten(weights: ExpertWeights) -> tuple[list[torch.Tensor], str]:
-    """The tensors of a layer and the line that names them.
+def flatten(weights: ExpertWeights) -> tuple[list[torch.Tensor], str, list[float], list[int]]:
+    """The tensors of a layer, the line that names them, and its numbers: [alpha, limit, scaling of LoRA at gate_up, at
+    down] and [experts_total, first_expert]. Numbers stay out of the line because a compiled graph may leave them open.
 
     This function is traced by torch.compile: no caches, no parsing.
     """
@@ -73,18 +74,16 @@ def flatten(weights: ExpertWeights) -> tuple[list[torch.Tensor], str]:
         else:
             _take(roles, tensors, name + ".bias", projection.bias)
         lora = projection.lora
-        scalings.append(str(float(lora.scaling)) if lora is not None else "0")
+        scalings.append(lora.scaling if lora is not None else 0.0)
         if lora is not None:
             _take(roles, tensors, name + ".a", lora.a)
             _take(roles, tensors, name + ".b", lora.b)
     act = weights.activation
     assert isinstance(act, Activation)
-    line = (f"roles={','.join(roles)} gate_up={formats[0]} down={formats[1]} lora={scalings[0]},{scalings[1]} "
-            f"layout={'interleaved' if weights.interleaved else 'concatenated'} "
-            f"act={act.kind}/{float(act.alpha)}/{float(act.limit)} mode={weights.mode} scheme={weights.scheme} "
-            f"on={weights.weight_on} total={weights.experts_total} first={weights.first_expert} "
-            f"impl={weights.implementation or ''}")
-    return tensors, line
+    line = (f"roles={','.join(roles)} gate_up={formats[0]} down={formats[1]} "
+            f"layout={'interleaved' if weights.interleaved else 'concatenated'} act={act.kind} mode={weights.mode} "
+            f"scheme={weights.scheme} on={weights.weight_on} impl={weights.implementation or ''}")
+    return tensors, line, [act.alpha, act.limit, *scalings], [weights.experts_total, weights.first_expert]
 
 
 class Spec:
@@ -95,14 +94,11 @@ class Spec:
         self.roles = tuple(pairs["roles"].split(","))
         self.index = {role: i for i, role in enumerate(self.roles)}
         self.formats = {"gate_up": pairs["gate_up"], "down": pairs["down"]}
-        self.scaling = dict(zip(("gate_up", "down"), map(float, pairs["lora"].split(","))))
         self.interleaved = pairs["layout"] == "interleaved"
-        kind, alpha, limit = pairs["act"].split("/")
-        self.activation = Activation(kind, float(alpha), float(limit))
+        self.activation = pairs["act"]
         self.mode = self._known(_c.MODES, "mode", pairs["mode"])
         self.scheme = self._known(_c.SCHEMES, "scheme", pairs["scheme"])
         self.weight_on = self._known(_c.PLACEMENTS, "weight_on", pairs["on"])
-        self.experts_total, self.first_expert = int(pairs["total"]), int(pairs["first"])
         self.implementation = pairs["impl"].encode() or None
 
     @staticmethod
@@ -113,7 +109,7 @@ class Spec:
 
     @property
     def gated(self) -> bool:
-        return self.activation.gated
+        return _c.ACTIVATIONS[self.activation] < _c.GATED
 
     def fused(self) -> bool:
         return self.gated and "up" not in self.index
@@ -140,16 +136,18 @@ def halves(tensor: torch.Tensor, interleaved: bool, what: str) -> tuple[torch.Te
 class Layer:
     """A handle of the library's layer over the memory of some tensors, which it does not keep alive."""
 
-    def __init__(self, spec: Spec, operands: list[torch.Tensor]) -> None:
+    def __init__(self, spec: Spec, operands: list[torch.Tensor], numbers: list[float], extents: list[int]) -> None:
         self._library = library()
         self._spec, self._by_role = spec, dict(zip(spec.roles, operands))
         self._stacks: list[int] = []
         self.handle: int | None = None
         self.templates: dict[tuple, tuple] = {}
         try:
-            desc = _c.LayerDesc(activation=spec.activation.to_c(), mode=spec.mode, scheme=spec.scheme,
-                                weight_on=spec.weight_on, experts_total=spec.experts_total,
-                                first_expert=spec.first_expert, implementation=spec.implementation)
+            alpha, limit, *scalings = numbers
+            self._scaling = dict(zip(("gate_up", "down"), scalings))
+            desc = _c.LayerDesc(activation=Activation(spec.activation, alpha, limit).to_c(), mode=spec.mode, scheme=spec.scheme,
+                                weight_on=spec.weight_on, experts_total=extents[0],
+                                first_expert=extents[1], implementation=spec.implementation)
             desc.gate_up, desc.down = self._projection("gate_up"), self._projection("down")
             self.handle = self._library.make("layer_create", desc)
         finally:
@@ -199,14 +197,14 @@ class Layer:
         return made
 
     def _projection(self, role: str) -> _c.Projection:
-        spec, have = self._spec, self._by_role
+        have = self._by_role
         projection = _c.Projection(weights=self._stack(self._parts(role)))
         for part, tensor in enumerate(self._per_part(role, ".bias")):
             projection.bias[part] = view(tensor, role + ".bias")
         if role + ".a" in have:
             factors = [_c.Quantized(view(tensor, role + ".b")) for tensor in self._per_part(role, ".b")]
             projection.lora = _c.LoraAdapter(self._stack([_c.Quantized(view(have[role + ".a"], role + ".a"))]),
-                                             self._stack(factors), spec.scaling[role])
+                                             self._stack(factors), self._scaling[role])
         return projection
 
     def _per_part(self, role: str, suffix: str) -> list[torch.Tensor]:
@@ -231,16 +229,16 @@ _layers_lock = threading.Lock()
 _KEPT = 1024  # handles: a few hundred bytes each
 
 
-def layer_of(line: str, operands: list[torch.Tensor]) -> Layer:
+def layer_of(operands: list[torch.Tensor], line: str, numbers: list[float], extents: list[int]) -> Layer:
     """The handle for this memory, made at the first call. It holds addresses only: a later tensor with the same
     address, shape, strides and type is the same layer."""
-    key = (line, *((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in operands))
+    key = (line, *numbers, *extents, *((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in operands))
     with _layers_lock:
         found = _layers.get(key)
         if found is not None:
             _layers.move_to_end(key)
             return found
-    made = Layer(parse(line), operands)
+    made = Layer(parse(line), operands, numbers, extents)
     with _layers_lock:
         _layers[key] = made
         while len(_layers) > _KEPT:

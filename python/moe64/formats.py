@@ -25,6 +25,15 @@ class Granularity:
     kind: str = "none"
     block_rows: int = 0
     block_cols: int = 0
+    text: str = field(init=False, default="", compare=False, repr=False)  # made once: torch.compile traces its users
+
+    def __post_init__(self) -> None:
+        text = self.kind
+        if self.kind == "block":
+            text = f"block:{self.block_rows}x{self.block_cols}"
+        elif self.kind == "group":
+            text = f"group:{self.block_cols}"
+        object.__setattr__(self, "text", text)
 
     @classmethod
     def parse(cls, text: "str | Granularity") -> "Granularity":
@@ -39,9 +48,7 @@ class Granularity:
         return cls("block", int(rows), int(cols)) if rows else cls("group", 0, int(group))
 
     def __str__(self) -> str:
-        if self.kind == "block":
-            return f"block:{self.block_rows}x{self.block_cols}"
-        return f"group:{self.block_cols}" if self.kind == "group" else self.kind
+        return self.text
 
     def grid(self, rows: int, cols: int) -> tuple[int, int]:
         """Extents of the scales of a [rows, cols] matrix."""

@@ -54,8 +54,9 @@ def _template(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.T
 
 
 def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor],
-                 line: str, capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    layer = layer_of(line, operands)
+                 line: str, numbers: list[float], extents: list[int], capacity: int,
+                 keep: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    layer = layer_of(operands, line, numbers, extents)
     template, scratch_bytes = _template(layer, x, ids, weights, keep, capacity)
     args = _c.ForwardArgs.from_buffer_copy(template)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -74,14 +75,14 @@ def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | Non
 
 @torch.library.custom_op("moe64::experts_forward", mutates_args=())
 def _forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor], line: str,
-             capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    y, saved = _run_forward(x, ids, weights, operands, line, capacity, keep)
+             numbers: list[float], extents: list[int], capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    y, saved = _run_forward(x, ids, weights, operands, line, numbers, extents, capacity, keep)
     return y, bytes_on(0, x.device) if saved is None else saved
 
 
 @_forward.register_fake
 def _(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor], line: str,
-      capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
+      numbers: list[float], extents: list[int], capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
     size = _saved_like(x, ids, operands, line) if keep else 0
     return torch.empty(x.shape, dtype=x.dtype, device=x.device), x.new_empty((size,), dtype=torch.uint8)
 
@@ -89,9 +90,9 @@ def _(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands
 
 @torch.library.custom_op("moe64::experts_backward", mutates_args=())
 def _backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str,
-              top_k: int, wanted: list[int]) -> list[torch.Tensor]:
+              numbers: list[float], extents: list[int], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
     """Gradients of what `wanted` names: -2 is x, -1 the routing weights, others the place of an operand."""
-    lib, spec, layer = library(), parse(line), layer_of(line, operands)
+    lib, spec, layer = library(), parse(line), layer_of(operands, line, numbers, extents)
     grads = _gradients(x, operands, top_k, wanted)
     have = {spec.roles[i]: grad for i, grad in zip(wanted, grads) if i >= 0}
     asked = _c.LayerGradients()
@@ -133,14 +134,14 @@ def _gradients(x: torch.Tensor, operands: list[torch.Tensor], top_k: int, wanted
 
 
 @_backward.register_fake
-def _(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str, top_k: int,
-      wanted: list[int]) -> list[torch.Tensor]:
+def _(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str,
+      numbers: list[float], extents: list[int], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
     return _gradients(x, operands, top_k, wanted)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, ids, weights, operands, line, _capacity, keep = inputs
-    ctx.line, ctx.top_k, ctx.keep = line, ids.shape[1], keep
+    x, ids, weights, operands, line, numbers, extents, _capacity, keep = inputs
+    ctx.how, ctx.top_k, ctx.keep = (line, numbers, extents), ids.shape[1], keep
     ctx.weights_dtype = None if weights is None else weights.dtype
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], *operands)
@@ -152,12 +153,12 @@ def _gradient_of_forward(ctx, dy: torch.Tensor, _: torch.Tensor | None):
         raise GradientError("[experts] backward after a forward that kept nothing: call moe64.experts with gradients on")
     needs = ctx.needs_input_grad
     wanted = [-2] * bool(needs[0]) + [-1] * bool(needs[2]) + [i for i, need in enumerate(needs[3]) if need]
-    found = dict(zip(wanted, torch.ops.moe64.experts_backward(x, dy.to(x.dtype), saved, operands, ctx.line, ctx.top_k,
-                                                              wanted)))
+    made = torch.ops.moe64.experts_backward(x, dy.to(x.dtype), saved, operands, *ctx.how, ctx.top_k, wanted)
+    found = dict(zip(wanted, made))
     d_weights = found.get(-1)
     if d_weights is not None:
         d_weights = d_weights.to(ctx.weights_dtype)
-    return found.get(-2), None, d_weights, [found.get(i) for i in range(len(operands))], None, None, None
+    return found.get(-2), None, d_weights, [found.get(i) for i in range(len(operands))], *[None] * 5
 
 
 _forward.register_autograd(_gradient_of_forward, setup_context=_setup_context)
@@ -194,7 +195,7 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     if not isinstance(weights, ExpertWeights):
         raise InvalidArgumentError(f"[experts] weights is a {type(weights).__name__}, not an ExpertWeights")
     _check_call(x, top_k_index, top_k_weights)
-    operands, line = flatten(weights)
+    operands, *how = flatten(weights)
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     ids = top_k_index if top_k_index.dim() == 2 else top_k_index.reshape(-1, top_k_index.shape[-1])
     factors = top_k_weights if top_k_weights is None or top_k_weights.dim() == 2 else top_k_weights.reshape(ids.shape)
@@ -203,8 +204,8 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
                                  f"{list(top_k_index.shape)} has {ids.shape[0]}")
     keep = torch.is_grad_enabled() and _needs_gradient(x2, factors, operands)
     if not keep and not torch.compiler.is_compiling() and type(x2) in (torch.Tensor, torch.nn.Parameter):
-        return _run_forward(x2, ids, factors, operands, line, capacity, False)[0].view(x.shape)
-    y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, line, capacity, keep)
+        return _run_forward(x2, ids, factors, operands, *how, capacity, False)[0].view(x.shape)
+    y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, *how, capacity, keep)
     return y.view(x.shape)
 
 
@@ -219,9 +220,9 @@ def explain(weights: ExpertWeights, device: torch.device | str = "cpu") -> tuple
         >>> moe64.explain(weights)
         ('w8a16', 'quantised weights, no stated activation scheme')
     """
-    operands, line = flatten(weights)
+    layer = layer_of(*flatten(weights))
     where = torch.device(device)
     c_device = CPU if where.type == "cpu" else _c.Device(_c.CUDA, 0, where.index or 0)
     mode, reason = ctypes.c_uint8(), ctypes.create_string_buffer(1024)
-    library().call("resolve_mode", layer_of(line, operands).handle, c_device, mode, reason, len(reason))
+    library().call("resolve_mode", layer.handle, c_device, mode, reason, len(reason))
     return list(_c.MODES)[mode.value], reason.value.decode()

@@ -29,14 +29,14 @@ def _route(logits: torch.Tensor, bias: torch.Tensor | None, top_k: int, score: s
                         options=_options(score, renormalize, scaling, groups, kept, group_by),
                         expert_ids=view(ids, "expert_ids"), weights=view(weights, "weights"))
     library().call("route", args, stream_of(logits))
-    return ids, weights
+    return weights, ids
 
 
 @_route.register_fake
 def _(logits: torch.Tensor, bias: torch.Tensor | None, top_k: int, score: str, renormalize: bool, scaling: float,
       groups: int, kept: int, group_by: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return (logits.new_empty((logits.shape[0], top_k), dtype=torch.int64),
-            logits.new_empty((logits.shape[0], top_k), dtype=torch.float32))
+    return (logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
+            logits.new_empty((logits.shape[0], top_k), dtype=torch.int64))
 
 
 @torch.library.custom_op("moe64::route_backward", mutates_args=())
@@ -58,12 +58,12 @@ def _(logits: torch.Tensor, ids: torch.Tensor, d_weights: torch.Tensor, score: s
 
 
 def _route_context(ctx, inputs, output) -> None:
-    ctx.save_for_backward(inputs[0], output[0])
+    ctx.save_for_backward(inputs[0], output[1])
     ctx.options = inputs[3:]
-    ctx.mark_non_differentiable(output[0])
+    ctx.mark_non_differentiable(output[1])
 
 
-def _route_gradient(ctx, _ids, d_weights: torch.Tensor):
+def _route_gradient(ctx, d_weights: torch.Tensor, _ids):
     logits, ids = ctx.saved_tensors
     return torch.ops.moe64.route_backward(logits, ids, d_weights, *ctx.options), *[None] * 8
 
@@ -88,8 +88,9 @@ def route(logits: torch.Tensor, top_k: int, *, score: str = "softmax", renormali
             raise InvalidArgumentError(f"[route] {what} is '{word}', none of {', '.join(table)}")
     if logits.dim() != 2:
         raise ShapeMismatchError(f"[route] logits is {list(logits.shape)}, expected [tokens, experts]")
-    return torch.ops.moe64.route(logits, selection_bias, top_k, score, renormalize, float(scaling), expert_groups,
-                                 groups_kept, group_by)
+    weights, ids = torch.ops.moe64.route(logits, selection_bias, top_k, score, renormalize, float(scaling),
+                                         expert_groups, groups_kept, group_by)
+    return ids, weights
 
 
 # ---- plan ---------------------------------------------------------------------------------------
@@ -205,8 +206,7 @@ def _(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> 
 
 
 @torch.library.custom_op("moe64::combine", mutates_args=())
-def _combine(rows: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> torch.Tensor:
-    tokens = plan[2].shape[0] // max(top_k, 1)
+def _combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool) -> torch.Tensor:
     y = torch.empty((tokens, rows.shape[1]), dtype=rows.dtype, device=rows.device)
     args = _c.CombineArgs(rows=_c.Quantized(view(rows, "rows")), plan=_plan_struct(plan, tokens, top_k),
                           weighted=int(weighted), y=view(y, "y"))
@@ -215,14 +215,13 @@ def _combine(rows: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted:
 
 
 @_combine.register_fake
-def _(rows: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> torch.Tensor:
-    return rows.new_empty((plan[2].shape[0] // max(top_k, 1), rows.shape[1]))
+def _(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool) -> torch.Tensor:
+    return rows.new_empty((tokens, rows.shape[1]))
 
 
 @torch.library.custom_op("moe64::slot_weight_gradient", mutates_args=())
-def _slot_weight_gradient(left: torch.Tensor, right: torch.Tensor, plan: list[torch.Tensor],
+def _slot_weight_gradient(left: torch.Tensor, right: torch.Tensor, plan: list[torch.Tensor], tokens: int,
                           top_k: int) -> torch.Tensor:
-    tokens = plan[2].shape[0] // max(top_k, 1)
     grad = left.new_empty((tokens, top_k), dtype=torch.float32)
     args = _c.SlotWeightGradientArgs(left=view(left, "left"), right=view(right, "right"),
                                      plan=_plan_struct(plan, tokens, top_k), d_weights=view(grad, "d_weights"))
@@ -231,22 +230,27 @@ def _slot_weight_gradient(left: torch.Tensor, right: torch.Tensor, plan: list[to
 
 
 @_slot_weight_gradient.register_fake
-def _(left: torch.Tensor, right: torch.Tensor, plan: list[torch.Tensor], top_k: int) -> torch.Tensor:
+def _(left: torch.Tensor, right: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int) -> torch.Tensor:
     return left.new_empty((plan[2].shape[0],), dtype=torch.float32)
 
 
-def _move_context(ctx, inputs, output) -> None:
-    moved, plan, ctx.top_k, ctx.weighted = inputs
-    ctx.save_for_backward(moved, *plan)
+def _gather_context(ctx, inputs, output) -> None:
+    x, plan, ctx.top_k, ctx.weighted = inputs
+    ctx.save_for_backward(x, *plan)
+
+
+def _combine_context(ctx, inputs, output) -> None:
+    rows, plan, ctx.tokens, ctx.top_k, ctx.weighted = inputs
+    ctx.save_for_backward(rows, *plan)
 
 
 def _gather_gradient(ctx, d_rows: torch.Tensor):
     x, *plan = ctx.saved_tensors
-    dx = torch.ops.moe64.combine(d_rows, plan, ctx.top_k, ctx.weighted)
+    dx = torch.ops.moe64.combine(d_rows, plan, x.shape[0], ctx.top_k, ctx.weighted)
     weight = None
     if ctx.weighted:
-        weight = torch.ops.moe64.slot_weight_gradient(
-            d_rows, torch.ops.moe64.gather(x, plan, ctx.top_k, False), plan, ctx.top_k)
+        plain = torch.ops.moe64.gather(x, plan, ctx.top_k, False)
+        weight = torch.ops.moe64.slot_weight_gradient(d_rows, plain, plan, x.shape[0], ctx.top_k)
     return dx, [None, None, None, weight, None], None, None
 
 
@@ -256,18 +260,18 @@ def _combine_gradient(ctx, dy: torch.Tensor):
     weight = None
     if ctx.weighted:
         plain = torch.ops.moe64.gather(dy, plan, ctx.top_k, False)
-        weight = torch.ops.moe64.slot_weight_gradient(rows, plain, plan, ctx.top_k)
-    return d_rows, [None, None, None, weight, None], None, None
+        weight = torch.ops.moe64.slot_weight_gradient(rows, plain, plan, ctx.tokens, ctx.top_k)
+    return d_rows, [None, None, None, weight, None], None, None, None
 
 
-_gather.register_autograd(_gather_gradient, setup_context=_move_context)
-_combine.register_autograd(_combine_gradient, setup_context=_move_context)
+_gather.register_autograd(_gather_gradient, setup_context=_gather_context)
+_combine.register_autograd(_combine_gradient, setup_context=_combine_context)
 
 
 def gather(x: torch.Tensor, plan: RoutingPlan, *, weighted: bool = False) -> torch.Tensor:
-    """rows[r] = x[token of row r], times the slot's weight if `weighted`: [tokens * top_k, hidden], any dtype.
+    """rows[r] = x[token of row r], times the slot's weight if `weighted`: [tokens * top_k, hidden].
 
-    Rows past the last one are zero. Differentiable: its gradient is combine.
+    Plain types and bytes; codes are refused, because their scales would have to move along. Rows past the last one are zero. Differentiable: its gradient is combine.
     """
     if x.dim() != 2 or x.shape[0] != plan.tokens:
         raise ShapeMismatchError(f"[gather] x is {list(x.shape)}, expected [{plan.tokens}, hidden]")
@@ -281,4 +285,4 @@ def combine(rows: torch.Tensor, plan: RoutingPlan, *, weighted: bool = True) -> 
     """
     if rows.dim() != 2 or rows.shape[0] != plan.tokens * plan.top_k:
         raise ShapeMismatchError(f"[combine] rows is {list(rows.shape)}, expected [{plan.tokens * plan.top_k}, hidden]")
-    return torch.ops.moe64.combine(rows, plan.arrays(), plan.top_k, weighted)
+    return torch.ops.moe64.combine(rows, plan.arrays(), plan.tokens, plan.top_k, weighted)
