@@ -59,8 +59,8 @@ def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | Non
     layer = layer_of(operands, line, numbers, extents)
     template, scratch_bytes = _template(layer, x, ids, weights, keep, capacity)
     args = _c.ForwardArgs.from_buffer_copy(template)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    scratch = torch.empty(scratch_bytes, dtype=torch.uint8, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    scratch = x.new_empty(scratch_bytes, dtype=torch.uint8)
     saved = None
     args.x.data, args.expert_ids.data, args.y.data = x.data_ptr(), ids.data_ptr(), y.data_ptr()
     args.scratch.data = scratch.data_ptr()
@@ -204,7 +204,8 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
                                  f"{list(top_k_index.shape)} has {ids.shape[0]}")
     keep = torch.is_grad_enabled() and _needs_gradient(x2, factors, operands)
     if not keep and not torch.compiler.is_compiling() and type(x2) in (torch.Tensor, torch.nn.Parameter):
-        return _run_forward(x2, ids, factors, operands, *how, capacity, False)[0].view(x.shape)
+        y = _run_forward(x2, ids, factors, operands, *how, capacity, False)[0]
+        return y if x2 is x else y.view(x.shape)
     y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, *how, capacity, keep)
     return y.view(x.shape)
 
