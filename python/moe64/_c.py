@@ -211,10 +211,10 @@ class CheckpointFinding(_Struct):
 
 
 class CheckpointSummary(_Struct):
-    _fields_ = [("struct_size", c_uint64), ("model_type", c_char_p), ("quant_method", c_char_p)] + [
+    _fields_ = [("struct_size", c_uint64), ("model_type", c_char_p), ("quant_method", c_char_p), *(
         (name, c_int64) for name in (
             "hidden", "inter", "experts", "top_k", "shards", "tensors", "tensor_bytes", "expert_layers",
-            "expert_parameters", "expert_bytes", "weights_found", "scales_found", "matched", "errors", "warnings")]
+            "expert_parameters", "expert_bytes", "weights_found", "scales_found", "matched", "errors", "warnings"))]
 
 
 class LayerRequest(_Struct):

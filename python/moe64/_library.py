@@ -7,6 +7,7 @@ import os
 import sys
 from functools import lru_cache
 from pathlib import Path
+from typing import Callable
 
 from . import _c
 from .errors import BY_CODE, LibraryError, Moe64Error
@@ -26,6 +27,11 @@ def _candidates() -> list[Path]:
 
 class Library:
     """libmoe64, loaded and checked. `call("gather", ...)` calls moe64_gather and raises what it refuses."""
+
+    executor_destroy: Callable[[int], None]
+    weights_destroy: Callable[[int], None]
+    layer_destroy: Callable[[int], None]
+    checkpoint_destroy: Callable[[int], None]
 
     def __init__(self, path: Path) -> None:
         self.path = path

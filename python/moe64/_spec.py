@@ -162,8 +162,10 @@ class Layer:
     def _parts(self, role: str) -> list[_c.Quantized]:
         """The matrices of a projection: gate and up, or one."""
         spec, have = self._spec, self._by_role
-        found = [[have[name], have.get(name + ".scales"), have.get(name + ".global")]
-                 for name in ([role, "up"] if role == "gate_up" and "up" in have else [role])]
+        found: list[list] = [
+            [have[name], have.get(name + ".scales"), have.get(name + ".global")]
+            for name in ([role, "up"] if role == "gate_up" and "up" in have else [role])
+        ]
         form = spec.formats[role]
         dtype, scale_dtype, layout, applied = form.split("/") if form != "-" else ("-", "-", "none", "multiply")
         if role == "gate_up" and spec.fused():
@@ -171,7 +173,7 @@ class Layer:
             if layout.startswith("block") and spec.interleaved:
                 raise UnsupportedError(f"[experts] gate_up is interleaved and has scales of {layout}: a block would "
                                        "cover rows of gate and of up")
-            both = [halves(values, spec.interleaved, "gate_up")]
+            both: list[tuple] = [halves(values, spec.interleaved, "gate_up")]
             both.append(halves(scales, spec.interleaved, "the scales of gate_up") if scales is not None
                         else (None, None))
             both.append((scale, scale) if scale is None or scale.dim() == 1

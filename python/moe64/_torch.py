@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Iterable
+from typing import Any, Callable
 
 import torch
 
@@ -70,7 +70,8 @@ def view(tensor: torch.Tensor | None, what: str, meaning: str | None = None) -> 
         code = code_of(tensor, meaning, what)
     if tensor.layout is not torch.strided:
         raise DtypeMismatchError(f"[torch] {what} is {tensor.layout}, not a dense tensor")
-    extent, stride = tensor.shape, tensor.stride()
+    extent: tuple[int, ...] = tensor.shape
+    stride = tensor.stride()
     if code in _PACKED:
         if stride[-1] != 1 and extent[-1] > 1:
             raise InvalidArgumentError(f"[torch] {what}: rows of packed 4-bit values must be contiguous, stride is "
@@ -87,6 +88,11 @@ def workspace(tensor: torch.Tensor | None) -> _c.Workspace:
     if tensor is None:
         return _c.Workspace()
     return _c.Workspace(tensor.data_ptr(), tensor.numel(), device_of(tensor))
+
+
+def operator(name: str, schema: str) -> Callable[[Callable], Any]:
+    """Declares moe64::<name>. Schemas are written out: how PyTorch reads them from annotations differs by version."""
+    return torch.library.custom_op("moe64::" + name, mutates_args=(), schema=schema)
 
 
 # ---- where work runs ----------------------------------------------------------------------------
@@ -137,20 +143,6 @@ def stream_of(tensor: torch.Tensor) -> _c.Stream:
     if device.kind == _c.CPU:
         return _c.Stream(CPU, 0, _pool())
     return _c.Stream(device, 0, torch.cuda.current_stream(tensor.device).cuda_stream or None)
-
-
-def same_device(tensors: Iterable[tuple[str, torch.Tensor | None]]) -> torch.device:
-    """The device that all of them are on; DeviceMismatchError naming two that differ."""
-    first: tuple[str, torch.device] | None = None
-    for name, tensor in tensors:
-        if tensor is None:
-            continue
-        if first is None:
-            first = name, tensor.device
-        elif tensor.device != first[1]:
-            raise DeviceMismatchError(f"[torch] {name} is on {tensor.device}, {first[0]} on {first[1]}")
-    assert first is not None
-    return first[1]
 
 
 def bytes_on(count: int, device: torch.device) -> torch.Tensor:

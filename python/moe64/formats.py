@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -85,11 +85,16 @@ class Quantized:
 
     values: torch.Tensor
     scales: torch.Tensor
-    layout: "Granularity | str"
+    layout: Granularity  # or its text
     global_scale: torch.Tensor | None = None
     global_divides: bool = False
     dtype: str | None = None
     scale_dtype: str | None = None
+
+    if TYPE_CHECKING:
+        def __init__(self, values: torch.Tensor, scales: torch.Tensor, layout: "Granularity | str",
+                     global_scale: torch.Tensor | None = None, global_divides: bool = False, dtype: str | None = None,
+                     scale_dtype: str | None = None) -> None: ...
 
     def __post_init__(self) -> None:
         self.layout = Granularity.parse(self.layout)
@@ -174,7 +179,7 @@ class ExpertWeights:
 
     gate_up: Any
     down: Any
-    activation: "Activation | str" = field(default_factory=Activation)
+    activation: Activation = field(default_factory=Activation)  # or its name
     interleaved: bool = False
     mode: str = "auto"
     scheme: str = "unstated"
@@ -182,6 +187,11 @@ class ExpertWeights:
     experts_total: int = 0
     first_expert: int = 0
     implementation: str | None = None
+
+    if TYPE_CHECKING:
+        def __init__(self, gate_up: Any, down: Any, activation: "Activation | str" = ..., interleaved: bool = False,
+                     mode: str = "auto", scheme: str = "unstated", weight_on: str = "output", experts_total: int = 0,
+                     first_expert: int = 0, implementation: str | None = None) -> None: ...
 
     def __post_init__(self) -> None:
         self.activation = Activation.parse(self.activation)

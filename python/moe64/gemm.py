@@ -6,7 +6,7 @@ import torch
 
 from . import _c
 from ._library import library
-from ._torch import stream_of, view
+from ._torch import operator, stream_of, view
 from .errors import GradientError, ShapeMismatchError
 from .formats import Granularity, Quantized
 from .routing import RoutingPlan
@@ -14,7 +14,9 @@ from .routing import RoutingPlan
 __all__ = ["grouped_gemm"]
 
 
-@torch.library.custom_op("moe64::grouped_gemm", mutates_args=())
+@operator("grouped_gemm",
+          "(Tensor x, Tensor values, Tensor? scales, Tensor? global_scale, Tensor? bias, Tensor "
+          "expert_begin, str form, bool transpose) -> Tensor")
 def _grouped_gemm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor | None, global_scale: torch.Tensor | None,
                   bias: torch.Tensor | None, expert_begin: torch.Tensor, form: str, transpose: bool) -> torch.Tensor:
     meaning, scale_meaning, layout, divides = form.split("/")
@@ -45,7 +47,8 @@ def _(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor | None, global
     return x.new_empty((x.shape[0], values.shape[2] * packed if transpose else values.shape[1]))
 
 
-@torch.library.custom_op("moe64::grouped_gemm_wgrad", mutates_args=())
+@operator("grouped_gemm_wgrad",
+          "(Tensor dy, Tensor x, Tensor expert_begin, Tensor weights, Tensor? bias) -> (Tensor, Tensor)")
 def _wgrad(dy: torch.Tensor, x: torch.Tensor, expert_begin: torch.Tensor, weights: torch.Tensor,
            bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     d_weights = torch.empty_like(weights)
@@ -109,7 +112,7 @@ def grouped_gemm(x: torch.Tensor, weights: "torch.Tensor | Quantized", plan: "Ro
         if q.values.requires_grad and torch.is_grad_enabled():
             raise GradientError("[grouped_gemm] weights require a gradient, but quantised weights have none")
         form = f"{q.dtype or ''}/{q.scale_dtype or ''}/{q.layout}/{int(q.global_divides)}"
-        tensors = (q.values, q.scales, q.global_scale)
+        tensors: tuple = (q.values, q.scales, q.global_scale)
     else:
         form, tensors = "//none/0", (weights, None, None)
     if tensors[0].dim() != 3 or x.dim() != 2:

@@ -9,7 +9,7 @@ import torch
 from . import _c
 from ._library import library
 from ._spec import Layer, flatten, layer_of, parse, per_part
-from ._torch import CPU, _CODES, bytes_on, device_of, stream_of, view, workspace
+from ._torch import CPU, _CODES, bytes_on, device_of, operator, stream_of, view, workspace
 from .errors import DtypeMismatchError, GradientError, InvalidArgumentError, ShapeMismatchError
 from .formats import ExpertWeights
 
@@ -73,7 +73,9 @@ def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | Non
     return y, saved
 
 
-@torch.library.custom_op("moe64::experts_forward", mutates_args=())
+@operator("experts_forward",
+          "(Tensor x, Tensor ids, Tensor? weights, Tensor[] operands, str line, float[] numbers, SymInt[] "
+          "extents, SymInt capacity, bool keep) -> (Tensor, Tensor)")
 def _forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor], line: str,
              numbers: list[float], extents: list[int], capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
     y, saved = _run_forward(x, ids, weights, operands, line, numbers, extents, capacity, keep)
@@ -88,7 +90,9 @@ def _(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands
 
 
 
-@torch.library.custom_op("moe64::experts_backward", mutates_args=())
+@operator("experts_backward",
+          "(Tensor x, Tensor dy, Tensor saved, Tensor[] operands, str line, float[] numbers, SymInt[] "
+          "extents, SymInt top_k, SymInt[] wanted) -> Tensor[]")
 def _backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str,
               numbers: list[float], extents: list[int], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
     """Gradients of what `wanted` names: -2 is x, -1 the routing weights, others the place of an operand."""
@@ -195,7 +199,7 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     if not isinstance(weights, ExpertWeights):
         raise InvalidArgumentError(f"[experts] weights is a {type(weights).__name__}, not an ExpertWeights")
     _check_call(x, top_k_index, top_k_weights)
-    operands, *how = flatten(weights)
+    operands, line, numbers, extents = flatten(weights)
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     ids = top_k_index if top_k_index.dim() == 2 else top_k_index.reshape(-1, top_k_index.shape[-1])
     factors = top_k_weights if top_k_weights is None or top_k_weights.dim() == 2 else top_k_weights.reshape(ids.shape)
@@ -204,9 +208,9 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
                                  f"{list(top_k_index.shape)} has {ids.shape[0]}")
     keep = torch.is_grad_enabled() and _needs_gradient(x2, factors, operands)
     if not keep and not torch.compiler.is_compiling() and type(x2) in (torch.Tensor, torch.nn.Parameter):
-        y = _run_forward(x2, ids, factors, operands, *how, capacity, False)[0]
+        y = _run_forward(x2, ids, factors, operands, line, numbers, extents, capacity, False)[0]
         return y if x2 is x else y.view(x.shape)
-    y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, *how, capacity, keep)
+    y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, line, numbers, extents, capacity, keep)
     return y.view(x.shape)
 
 

@@ -127,8 +127,7 @@ def install() -> bool:
                 table[adapter_name] = table[adapter_name].to(parameter.device)
         return None
 
-    ParamWrapper._activate_lora = _activate_lora
-    ParamWrapper.get_delta_weight = get_delta_weight
-    ParamWrapper._move_adapter_to_device_of_base_layer = _move_adapter_to_device_of_base_layer
+    for function in (_activate_lora, get_delta_weight, _move_adapter_to_device_of_base_layer):
+        setattr(ParamWrapper, function.__name__, function)
     _installed = True
     return True

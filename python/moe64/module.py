@@ -24,6 +24,9 @@ class Experts(nn.Module):
     It can be moved, saved, copied, pickled and compiled like any module; codes keep their type in .to(dtype).
     """
 
+    down: torch.Tensor
+    up_bias: torch.Tensor
+
     def __init__(self, experts: int, hidden: int, inter: int, *, activation: "str | Activation" = "silu_glu",
                  bias: bool = False, interleaved: bool = False, dtype: torch.dtype | None = None,
                  device: torch.device | str | None = None) -> None:

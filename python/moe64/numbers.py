@@ -6,7 +6,7 @@ import torch
 
 from . import _c
 from ._library import library
-from ._torch import FLOATS, TORCH_DTYPES, code_of, stream_of, view
+from ._torch import FLOATS, TORCH_DTYPES, code_of, operator, stream_of, view
 from .errors import DtypeMismatchError, InvalidArgumentError, MissingScaleError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, Granularity, Quantized
 
@@ -15,7 +15,8 @@ __all__ = ["activate", "dequantize", "quantize"]
 
 # ---- quantize -----------------------------------------------------------------------------------
 
-def _quantized_like(x: torch.Tensor, layout: str, dtype: str, scale_dtype: str) -> tuple[torch.Tensor, ...]:
+def _quantized_like(x: torch.Tensor, layout: str, dtype: str, scale_dtype: str
+                    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     packed = dtype in ("int4", "fp4")
     grid = Granularity.parse(layout).grid(x.shape[-2], x.shape[-1])
     values = x.new_empty((*x.shape[:-1], x.shape[-1] // 2 if packed else x.shape[-1]), dtype=TORCH_DTYPES[dtype])
@@ -24,7 +25,7 @@ def _quantized_like(x: torch.Tensor, layout: str, dtype: str, scale_dtype: str) 
     return values, scales, x.new_empty((count,), dtype=torch.float32)
 
 
-@torch.library.custom_op("moe64::quantize", mutates_args=())
+@operator("quantize", "(Tensor x, str layout, str dtype, str scale_dtype) -> (Tensor, Tensor, Tensor)")
 def _quantize(x: torch.Tensor, layout: str, dtype: str,
               scale_dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     values, scales, scale = _quantized_like(x, layout, dtype, scale_dtype)
@@ -68,7 +69,9 @@ def quantize(x: torch.Tensor, layout: "str | Granularity", dtype: str = "e4m3", 
 
 # ---- dequantize ---------------------------------------------------------------------------------
 
-@torch.library.custom_op("moe64::dequantize", mutates_args=())
+@operator("dequantize",
+          "(Tensor values, Tensor scales, Tensor? global_scale, str layout, str meaning, str scale_meaning, "
+          "bool divides, ScalarType out_dtype) -> Tensor")
 def _dequantize(values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, layout: str,
                 meaning: str, scale_meaning: str, divides: bool, out_dtype: torch.dtype) -> torch.Tensor:
     code = code_of(values, meaning or None, "values")
@@ -116,7 +119,7 @@ def dequantize(values: "torch.Tensor | Quantized", scales: torch.Tensor | None =
 
 # ---- activate -----------------------------------------------------------------------------------
 
-@torch.library.custom_op("moe64::activate", mutates_args=())
+@operator("activate", "(Tensor gate, Tensor? up, str kind, float alpha, float limit) -> Tensor")
 def _activate(gate: torch.Tensor, up: torch.Tensor | None, kind: str, alpha: float, limit: float) -> torch.Tensor:
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     args = _c.ActivateArgs(activation=Activation(kind, alpha, limit).to_c(), gate=view(gate, "gate"),
@@ -130,7 +133,8 @@ def _(gate: torch.Tensor, up: torch.Tensor | None, kind: str, alpha: float, limi
     return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
 
 
-@torch.library.custom_op("moe64::activate_backward", mutates_args=())
+@operator("activate_backward",
+          "(Tensor gate, Tensor? up, Tensor d_out, str kind, float alpha, float limit) -> (Tensor, Tensor)")
 def _activate_backward(gate: torch.Tensor, up: torch.Tensor | None, d_out: torch.Tensor, kind: str, alpha: float,
                        limit: float) -> tuple[torch.Tensor, torch.Tensor]:
     d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)

@@ -8,7 +8,7 @@ import torch
 
 from . import _c
 from ._library import library
-from ._torch import bytes_on, device_of, stream_of, view, workspace
+from ._torch import bytes_on, device_of, operator, stream_of, view, workspace
 from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError
 
 __all__ = ["RoutingPlan", "combine", "gather", "plan", "route"]
@@ -20,7 +20,9 @@ def _options(score: str, renormalize: bool, scaling: float, groups: int, kept: i
     return _c.RouteOptions(_c.SCORES[score], int(renormalize), _c.GROUP_SCORES[group_by], 0, scaling, groups, kept)
 
 
-@torch.library.custom_op("moe64::route", mutates_args=())
+@operator("route",
+          "(Tensor logits, Tensor? bias, SymInt top_k, str score, bool renormalize, float scaling, SymInt "
+          "groups, SymInt kept, str group_by) -> (Tensor, Tensor)")
 def _route(logits: torch.Tensor, bias: torch.Tensor | None, top_k: int, score: str, renormalize: bool, scaling: float,
            groups: int, kept: int, group_by: str) -> tuple[torch.Tensor, torch.Tensor]:
     ids = logits.new_empty((logits.shape[0], top_k), dtype=torch.int64)
@@ -39,7 +41,9 @@ def _(logits: torch.Tensor, bias: torch.Tensor | None, top_k: int, score: str, r
             logits.new_empty((logits.shape[0], top_k), dtype=torch.int64))
 
 
-@torch.library.custom_op("moe64::route_backward", mutates_args=())
+@operator("route_backward",
+          "(Tensor logits, Tensor ids, Tensor d_weights, str score, bool renormalize, float scaling, SymInt "
+          "groups, SymInt kept, str group_by) -> Tensor")
 def _route_backward(logits: torch.Tensor, ids: torch.Tensor, d_weights: torch.Tensor, score: str, renormalize: bool,
                     scaling: float, groups: int, kept: int, group_by: str) -> torch.Tensor:
     d_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
@@ -136,7 +140,9 @@ def _plan_struct(arrays: list[torch.Tensor], tokens: int, top_k: int) -> _c.Rout
                           *(view(array, "plan." + name) for name, array in zip(names, arrays)))
 
 
-@torch.library.custom_op("moe64::plan", mutates_args=())
+@operator("plan",
+          "(Tensor ids, bool masked, SymInt experts_total, SymInt first_expert, SymInt experts, SymInt "
+          "capacity) -> (Tensor, Tensor, Tensor, Tensor)")
 def _plan(ids: torch.Tensor, masked: bool, experts_total: int, first_expert: int, experts: int,
           capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     tokens, top_k = ids.shape
@@ -191,7 +197,7 @@ def plan(expert_ids: torch.Tensor, experts: int, weights: torch.Tensor | None = 
 
 # ---- gather and combine -------------------------------------------------------------------------
 
-@torch.library.custom_op("moe64::gather", mutates_args=())
+@operator("gather", "(Tensor x, Tensor[] plan, SymInt top_k, bool weighted) -> Tensor")
 def _gather(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> torch.Tensor:
     rows = torch.zeros((x.shape[0] * top_k, x.shape[1]), dtype=x.dtype, device=x.device)
     args = _c.GatherArgs(x=view(x, "x"), plan=_plan_struct(plan, x.shape[0], top_k), weighted=int(weighted),
@@ -205,7 +211,7 @@ def _(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> 
     return x.new_empty((x.shape[0] * top_k, x.shape[1]))
 
 
-@torch.library.custom_op("moe64::combine", mutates_args=())
+@operator("combine", "(Tensor rows, Tensor[] plan, SymInt tokens, SymInt top_k, bool weighted) -> Tensor")
 def _combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool) -> torch.Tensor:
     y = torch.empty((tokens, rows.shape[1]), dtype=rows.dtype, device=rows.device)
     args = _c.CombineArgs(rows=_c.Quantized(view(rows, "rows")), plan=_plan_struct(plan, tokens, top_k),
@@ -219,7 +225,7 @@ def _(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, wei
     return rows.new_empty((tokens, rows.shape[1]))
 
 
-@torch.library.custom_op("moe64::slot_weight_gradient", mutates_args=())
+@operator("slot_weight_gradient", "(Tensor left, Tensor right, Tensor[] plan, SymInt tokens, SymInt top_k) -> Tensor")
 def _slot_weight_gradient(left: torch.Tensor, right: torch.Tensor, plan: list[torch.Tensor], tokens: int,
                           top_k: int) -> torch.Tensor:
     grad = left.new_empty((tokens, top_k), dtype=torch.float32)

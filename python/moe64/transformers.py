@@ -14,6 +14,8 @@ experts), `keep_codes(model, path)` puts the codes of the checkpoint back in pla
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 import torch
 import transformers as hf
@@ -37,7 +39,6 @@ _OLDEST = (5, 7)
 
 def _class(module: str, name: str) -> type | None:
     """A class of Transformers that this version may lack; the module is imported only if somebody else did."""
-    import sys
     return getattr(sys.modules.get(f"transformers.models.{module}.modeling_{module}"), name, None)
 
 
@@ -70,7 +71,7 @@ def _function_of(act_fn: object) -> str | None:
     return "relu2" if kind is type(ACT2FN["relu2"]) else None
 
 
-def activation_of(module: nn.Module) -> Activation | None:
+def activation_of(module: Any) -> Activation | None:
     """The activation of an experts module, or None when only the module itself can compute it."""
     if getattr(module, "has_post_expert_norm", False):
         return None
@@ -78,7 +79,8 @@ def activation_of(module: nn.Module) -> Activation | None:
     if not getattr(module, "has_gate", True):
         return Activation(function) if function in ("silu", "gelu", "relu2") else None
     gate = _gate_of(module)
-    alpha, limit = getattr(module, "swiglu_alpha", None), getattr(module, "swiglu_limit", None)
+    alpha: Any = getattr(module, "swiglu_alpha", None)
+    limit: Any = getattr(module, "swiglu_limit", None)
     if gate == "codes":
         return module.activation
     if gate == "gptoss":
@@ -128,7 +130,7 @@ def weights_of(module: nn.Module, factors: dict[str, Lora] | None = None) -> Exp
     for name in (first, "down_proj"):
         bias = getattr(module, name + "_bias", None) if getattr(module, "has_bias", False) else None
         made.append(Projection(_matrix(module, name, fused=name == "gate_up_proj"), bias, factors.get(name)))
-    return ExpertWeights(*made, act, interleaved=not getattr(module, "is_concatenated", True),
+    return ExpertWeights(made[0], made[1], act, interleaved=not getattr(module, "is_concatenated", True),
                          scheme="dynamic" if getattr(module, "activation_scheme", None) == "dynamic" else "unstated")
 
 
@@ -155,7 +157,7 @@ def _linear(rows: torch.Tensor, projection: Projection, begin: torch.Tensor) -> 
     return out
 
 
-def _with_own_gate(module: nn.Module, x: torch.Tensor, ids: torch.Tensor, top_k_weights: torch.Tensor,
+def _with_own_gate(module: Any, x: torch.Tensor, ids: torch.Tensor, top_k_weights: torch.Tensor,
                    weights: ExpertWeights) -> torch.Tensor:
     """The layer as a list of operations with the module's own gate, and norm, in their places."""
     flat = x.reshape(-1, x.shape[-1])
@@ -182,6 +184,7 @@ class CodeExperts(nn.Module):
     has_gate: bool
     is_transposed = False
     is_concatenated = True
+    down_proj: torch.Tensor
 
     def __init__(self, weights: ExpertWeights, config: object = None) -> None:
         super().__init__()
@@ -234,7 +237,7 @@ def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
             continue
         found = load_experts(path, numbers[0], fused=True)
         for ours, theirs in ((found.gate_up, "gate_up_proj"), (found.down, "down_proj")):
-            shape = getattr(module, theirs, getattr(module, "up_proj", None)).shape
+            shape = (getattr(module, theirs) if hasattr(module, theirs) else module.up_proj).shape  # type: ignore[union-attr]
             values = ours.weights.values if isinstance(ours.weights, Quantized) else ours.weights
             if shape[0] != values.shape[0]:
                 raise ShapeMismatchError(f"[keep_codes] {name} has {shape[0]} experts, layer {numbers[0]} of {path} has "
