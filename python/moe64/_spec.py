@@ -145,8 +145,8 @@ class Layer:
         try:
             alpha, limit, *scalings = numbers
             self._scaling = dict(zip(("gate_up", "down"), scalings))
-            desc = _c.LayerDesc(activation=Activation(spec.activation, alpha, limit).to_c(), mode=spec.mode, scheme=spec.scheme,
-                                weight_on=spec.weight_on, experts_total=extents[0],
+            desc = _c.LayerDesc(activation=Activation(spec.activation, alpha, limit).to_c(), mode=spec.mode,
+                                scheme=spec.scheme, weight_on=spec.weight_on, experts_total=extents[0],
                                 first_expert=extents[1], implementation=spec.implementation)
             desc.gate_up, desc.down = self._projection("gate_up"), self._projection("down")
             self.handle = self._library.make("layer_create", desc)

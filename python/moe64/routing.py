@@ -277,7 +277,8 @@ _combine.register_autograd(_combine_gradient, setup_context=_combine_context)
 def gather(x: torch.Tensor, plan: RoutingPlan, *, weighted: bool = False) -> torch.Tensor:
     """rows[r] = x[token of row r], times the slot's weight if `weighted`: [tokens * top_k, hidden].
 
-    Plain types and bytes; codes are refused, because their scales would have to move along. Rows past the last one are zero. Differentiable: its gradient is combine.
+    Plain types and bytes; codes are refused, because their scales would have to move along. Rows past the last one are
+    zero. Differentiable: its gradient is combine.
     """
     if x.dim() != 2 or x.shape[0] != plan.tokens:
         raise ShapeMismatchError(f"[gather] x is {list(x.shape)}, expected [{plan.tokens}, hidden]")

@@ -13,7 +13,7 @@ from torch.library import opcheck
 import moe64
 import moe64.layer
 import reference
-from moe64 import _c
+from moe64 import _c, _torch
 from moe64._spec import flatten, layer_of
 
 E, T, K, H, INTER = 5, 7, 3, 36, 20
@@ -276,6 +276,7 @@ def test_several_threads_share_one_layer():
 
 
 def _in_child(queue, layer, problem_):
+    queue.put(len(_torch._pools))  # handles of the parent's threads, which do not exist here
     torch.set_num_threads(1)
     moe64.set_threads(2)
     queue.put(moe64.experts(*problem_, layer).sum().item())
@@ -290,6 +291,7 @@ def test_a_forked_child_makes_its_own_threads():
         queue = context.Queue()
         child = context.Process(target=_in_child, args=(queue, layer, arguments))
         child.start()
+        assert _torch._pools and queue.get(timeout=60) == 0
         assert queue.get(timeout=60) == pytest.approx(expected)
         child.join(timeout=60)
         assert child.exitcode == 0
@@ -305,6 +307,21 @@ def test_memory_that_is_used_again_is_not_taken_for_another_layer():
         y = moe64.experts(x, ids, weights, moe64.ExpertWeights(gate_up, down))
         torch.testing.assert_close(y, reference.layer(x, ids, weights, gate_up, down), rtol=1e-4, atol=1e-4)
         del gate_up, down
+
+
+def test_numbers_belong_to_the_layer_as_much_as_its_memory():
+    gate_up, down = stacks()
+    x, ids, weights = (t.detach() for t in problem())
+    for limit in (0.1, 2.0):
+        layer = moe64.ExpertWeights(gate_up, down, moe64.Activation("clamped_silu_glu", limit=limit))
+        torch.testing.assert_close(moe64.experts(x, ids, weights, layer),
+                                   reference.layer(x, ids, weights, gate_up, down, kind="clamped_silu_glu", limit=limit),
+                                   rtol=1e-4, atol=1e-4)
+    a, b = torch.randn(E, 2, H), torch.randn(E, 2 * INTER, 2)
+    results = [moe64.experts(x, ids, weights, moe64.ExpertWeights(gate_up, down).with_lora(moe64.Lora(a, b, s), None))
+               for s in (0.0, 0.5, 1.0)]
+    assert torch.equal(results[0], moe64.experts(x, ids, weights, moe64.ExpertWeights(gate_up, down)))
+    assert not torch.equal(results[1], results[2])
 
 
 def test_explain_says_mode_and_reason():

@@ -127,6 +127,14 @@ def test_plan_refuses_an_id_that_is_none_and_takes_masks():
     assert part.counts()["kept"] == 2 and part.counts()["elsewhere"] == 1
 
 
+def test_weights_of_slots_without_a_row_are_zero_and_have_no_gradient():
+    weights = torch.tensor([[float("nan"), 2.0], [3.0, float("inf")]], requires_grad=True)
+    plan = moe64.plan(torch.tensor([[-1, 1], [0, 2]]), 2, weights)
+    assert plan.slot_weight.tolist() == [0.0, 2.0, 3.0, 0.0]
+    grad, = torch.autograd.grad(plan.slot_weight.sum(), weights)
+    assert grad.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_gather_and_combine_are_each_others_gradient(weighted, device):
     ids = routing(device)
