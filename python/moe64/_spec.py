@@ -181,8 +181,6 @@ class Layer:
             found = [list(part) for part in zip(*both)]
         result = []
         for values, scales, scale in found:
-            if scales is not None and scales.dim() == 2 and layout == "row":
-                scales = scales.unsqueeze(-1)  # [experts, rows] is the same grid without its last extent
             q = _c.Quantized(view(values, role, None if dtype == "-" else dtype),
                              view(scales, role + ".scales", None if scale_dtype == "-" else scale_dtype))
             q.global_ = _c.GlobalScale(view(scale, role + ".global"), int(applied == "divide"))

@@ -76,7 +76,7 @@ class Quantized:
 
     values         [experts, rows, cols] (or [rows, cols]) float8_e4m3fn, float8_e5m2, int8; uint8 or int8 bytes with
                    `dtype` saying what they are: "e4m3", "e5m2", or packed two per byte "int4", "fp4"
-    scales         the grid of `layout`; float32, bfloat16, float16, float8_e8m0fnu, float8_e4m3fn; uint8 bytes with
+    scales         the grid of `layout` (of rows also without the last extent, 1); float32, bfloat16, float16, float8_e8m0fnu, float8_e4m3fn; uint8 bytes with
                    `scale_dtype` "e8m0" or "e4m3". A scale is always multiplied.
     global_scale   [experts] float32, NVFP4's second level: multiplied, or divided by with global_divides
 
@@ -100,6 +100,8 @@ class Quantized:
         self.layout = Granularity.parse(self.layout)
         if self.scales is None:
             raise MissingScaleError(f"[quantized] {self.values.dtype} values without the scale that gives them meaning")
+        if self.layout.kind == "row" and self.scales.dim() == self.values.dim() - 1:
+            self.scales = self.scales.unsqueeze(-1)  # [experts, rows] is the same grid without its last extent
 
     @property
     def packed(self) -> bool:

@@ -45,6 +45,14 @@ def test_a_missing_scale_or_layout_is_refused():
         moe64.Quantized(codes, None, "row")
 
 
+def test_scales_of_rows_may_lack_their_last_extent():
+    q = moe64.quantize(torch.randn(2, 5, 6), "row")
+    flat = moe64.Quantized(q.values, q.scales.squeeze(-1), "row")
+    assert torch.equal(moe64.dequantize(flat), moe64.dequantize(q))
+    with pytest.raises(moe64.ShapeMismatchError):
+        moe64.dequantize(q.values, q.scales.squeeze(-1)[:, :4], "row")
+
+
 def test_bytes_mean_nothing_unless_said():
     codes = torch.zeros(4, 4, dtype=torch.uint8)
     with pytest.raises(moe64.DtypeMismatchError):

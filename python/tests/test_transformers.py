@@ -177,6 +177,31 @@ def test_fp8_experts_are_their_codes_times_their_scales(block, gate):
     torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("scale", ["f32", "e8m0"])
+def test_fp4_experts_are_packed_codes_in_groups_of_32(scale):
+    from transformers.integrations.finegrained_fp8 import FP8Experts
+    if scale == "e8m0" and not hasattr(torch, "float8_e8m0fnu"):
+        pytest.skip("this torch has no e8m0")
+    fp8_experts()
+    settings = types.SimpleNamespace(hidden_size=64, moe_intermediate_size=32, num_experts=3, hidden_act="silu",
+                                     _experts_implementation="moe64")
+    module = FP8Experts(settings, expert_dtype="fp4", scale_fmt="ue8m0" if scale == "e8m0" else "float")
+    exact = {}
+    for name in ("gate_up_proj", "down_proj"):
+        shape = getattr(module, name).shape
+        q = moe64.quantize(torch.randn(*shape[:2], 2 * shape[2]), "group:32", "fp4", scale)
+        assert getattr(module, name + "_scale_inv").shape == q.scales.shape
+        getattr(module, name).data = q.values.view(torch.int8)
+        getattr(module, name + "_scale_inv").data = (q.scales.view(torch.float8_e8m0fnu) if scale == "e8m0"
+                                                     else q.scales)
+        exact[name] = moe64.dequantize(q, dtype=torch.float32)
+    module.requires_grad_(False)
+    import reference
+    x, ids, weights = torch.randn(5, 64), torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
+    truth = reference.layer(x, ids, weights, exact["gate_up_proj"], exact["down_proj"])
+    torch.testing.assert_close(module(x, ids, weights), truth, rtol=1e-3, atol=1e-3)
+
+
 def test_fp8_experts_refuse_a_grid_across_gate_and_up():
     module, _ = fp8_experts(inter=64, block=(32, 64))
     module.block_size = (48, 64)
