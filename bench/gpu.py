@@ -45,14 +45,18 @@ def peers_module():
     return gpu_peers
 
 
-def measure(options, point, peers):
-    ours = tool.bench(options.tool, [f"{point.line} device={options.device}"], options.threads, options.min_time)[0]
-    found = {"group": point.group, "name": point.name, "line": point.line, "ours": ours,
-             "figure": figure_of(point, ours), "unit": UNITS[point.figure], "bar": verdict(point, figure_of(point, ours))}
-    if point.peer and peers:
-        name, seconds = getattr(peers, point.peer[0])(*point.peer[1:])
-        found["peer"] = {"name": name, "seconds": seconds}
-    return found
+def measure(options, points, peers):
+    """One process for the points of an operation, and the copy that they are held against."""
+    lines = [f"{point.line} device={options.device}" for point in points]
+    for point, ours in zip(points, tool.bench(options.tool, lines, options.threads, options.min_time)):
+        figure = figure_of(point, ours)
+        found = {"group": point.group, "name": point.name, "line": point.line, "ours": ours, "figure": figure,
+                 "unit": UNITS[point.figure], "bar": verdict(point, figure)}
+        if point.peer and peers:
+            name, seconds = getattr(peers, point.peer[0])(*point.peer[1:])
+            found["peer"] = {"name": name, "seconds": seconds}
+        print(f"{point.group}, {point.name}: {figure:.3f} {found['unit']} {found['bar']}", file=sys.stderr, flush=True)
+        yield found
 
 
 def table(card, measured):
@@ -90,19 +94,16 @@ def main():
     card = {"name": devices[options.device]["name"], "date": time.strftime("%Y-%m-%d"),
             "commit": options.commit or commit()}
     peers = peers_module()
-    measured = []
-    for point in POINTS:
-        if not re.search(options.only, f"{point.group} {point.name}"):
-            continue
-        measured.append(measure(options, point, peers))
-        print(f"{point.group}, {point.name}: {measured[-1]['figure']:.3f} {measured[-1]['unit']} {measured[-1]['bar']}",
-              file=sys.stderr, flush=True)
-    if not measured:
+    points = [point for point in POINTS if re.search(options.only, f"{point.group} {point.name}")]
+    if not points:
         parser.error(f"--only {options.only}: no point has such a name")
     base = options.output or HERE / "results" / f"gpu-{slug(card['name'])}{'-partial' if options.only else ''}"
     base.parent.mkdir(parents=True, exist_ok=True)
-    base.with_suffix(".json").write_text(json.dumps({"card": card, "points": measured}, indent=1) + "\n")
-    base.with_suffix(".md").write_text(table(card, measured))
+    measured = []
+    for group in dict.fromkeys(point.group for point in points):
+        measured += measure(options, [point for point in points if point.group == group], peers)
+        base.with_suffix(".json").write_text(json.dumps({"card": card, "points": measured}, indent=1) + "\n")
+        base.with_suffix(".md").write_text(table(card, measured))  # what there is so far
     print(base.with_suffix(".md").read_text())
 
 

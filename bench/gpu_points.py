@@ -64,9 +64,9 @@ def routing_points():
 def product_points():
     shape = "tokens=8192 hidden=7168 inter=2048 experts=256 top_k=8"
     yield Point("grouped_gemm", "DeepSeek-V3 gate_up T=8192, bf16", f"op=grouped_gemm {shape} weight=bf16", "tflops", 200.0)
-    yield Point("grouped_gemm", "DeepSeek-V3 gate_up T=8192, e4m3 by bf16", f"op=grouped_gemm {shape} mode=w8a16",
-                "tflops")
     small = "tokens=8192 hidden=2048 inter=1536 experts=64 top_k=4"
+    yield Point("grouped_gemm", "GLM-4.7-Flash gate_up T=8192, e4m3 by bf16", f"op=grouped_gemm {small} mode=w8a16",
+                "tflops")
     yield Point("grouped_gemm", "GLM-4.7-Flash gate_up transposed T=8192, bf16",
                 f"op=grouped_gemm {small} weight=bf16 backward=1", "tflops")
     yield Point("grouped_gemm_wgrad", "GLM-4.7-Flash gate_up T=8192, bf16",

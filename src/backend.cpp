@@ -15,11 +15,7 @@ backend const& backend_of(moe64::device where) {
     fail(errc::unsupported, "[device] there is no {}: this machine has {} CUDA devices",
          to_string(where), cuda_device_count());
   }
-#ifdef MOE64_HAVE_CUDA
   return cuda_backend();
-#else
-  fail(errc::internal, "[device] {}: a build without CUDA has found a device", to_string(where));
-#endif
 }
 
 }  // namespace moe64

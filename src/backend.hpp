@@ -42,7 +42,7 @@ struct backend {
 
 /// src/cpu/table.cpp
 [[nodiscard]] backend const& cpu_backend();
-/// src/cuda/table.cpp, in builds with MOE64_HAVE_CUDA
+/// src/cuda/table.cpp, or table_absent.cpp in builds without CUDA
 [[nodiscard]] backend const& cuda_backend();
 
 /// The backend of a device; errc::unsupported when this build has none for it.

@@ -13,7 +13,8 @@ namespace moe64::cuda {
 namespace {
 
 activate_parameters parameters_of(activate_args const& args) {
-  return {args.activation, args.gate, args.up, args.live_rows, args.out};
+  return {args.activation, args.gate, args.up,
+          args.live_rows,  args.out,  divide_by(args.gate.extent[1] / 8)};
 }
 
 activate_backward_parameters parameters_of(activate_backward_args const& args) {
@@ -25,7 +26,8 @@ activate_backward_parameters parameters_of(activate_backward_args const& args) {
           .slot_weight = args.weighted_by.slot_weight,
           .live_rows = args.live_rows,
           .d_gate = args.d_gate,
-          .d_up = args.d_up};
+          .d_up = args.d_up,
+          .row_eights = divide_by(args.gate.extent[1] / 8)};
 }
 
 /// Blocks of threads for the reference kernels.
@@ -70,7 +72,13 @@ void run_vectors(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   index_t const eights =
       ceil_div(args.gate.extent[0], activate_rows_each) * args.gate.extent[1] / 8;
-  on.launch(activate_vectors_kernel(args.activation.kind, args.gate.type),
+  activation const kind = args.activation.kind;
+  if (takes_table(kind, args.gate.type, args.gate.size())) {
+    on.launch(activate_table_kernel(kind), {on.multiprocessors(), gate_table_threads},
+              parameters_of(args));
+    return;
+  }
+  on.launch(activate_vectors_kernel(kind, args.gate.type),
             {blocks_of_eights(on, eights), activate_threads}, parameters_of(args));
 }
 

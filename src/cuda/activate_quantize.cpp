@@ -3,6 +3,7 @@
 #include "cuda/eights.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/quantizing.hpp"
+#include "cuda/usual.hpp"
 
 #include <string>
 
@@ -32,6 +33,14 @@ support takes_sixteens(activate_args const& args) {
   return support::yes();
 }
 
+std::optional<activate_usual_parameters> usual_parameters_of(activate_args const& args) {
+  auto const to = usual_target_of(target_of_out(args), activate_usual_width);
+  auto const gate = usual_rows_of(args.gate);
+  auto const up = args.up.present() ? usual_rows_of(args.up) : usual_rows{};
+  if (!to || !gate || !up) return std::nullopt;
+  return activate_usual_parameters{args.activation, *gate, *up, *to};
+}
+
 support is_quantizing(activate_args const& args) {
   if (args.quantized.kind != scale_kind::none) return support::yes();
   return support::no("the result is not quantised");
@@ -47,10 +56,21 @@ support takes_quantized_groups(activate_args const& args) {
 
 void run_quantized_groups(activate_args const& args, stream where) {
   launcher on("activate", args, where);
+  activation const kind = args.activation.kind;
+  auto const usual = usual_parameters_of(args);
+  if (usual && usual->to.in_groups && takes_table(kind, args.gate.type, args.gate.size())) {
+    on.launch(activate_usual_table_kernel(kind), {on.multiprocessors(), gate_table_threads},
+              *usual);
+    return;
+  }
+  if (usual && usual->to.in_groups) {
+    on.launch(activate_usual_kernel(kind, args.gate.type),
+              {usual_blocks(on, usual->to, usual_threads), usual_threads}, *usual);
+    return;
+  }
   activate_quantize_parameters const p = parameters_of(args);
-  index_t const threads = threads_of_groups(p.target.values.extent[2], activate_rows_threads);
-  on.launch(activate_groups_kernel(args.activation.kind, args.gate.type),
-            {on.blocks_for(p.gate.extent[0], one_task_each), narrow<int>(threads)}, p);
+  on.launch(activate_groups_kernel(kind, args.gate.type),
+            {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
 }
 
 support takes_quantized_rows(activate_args const& args) {
@@ -62,9 +82,19 @@ support takes_quantized_rows(activate_args const& args) {
 
 void run_quantized_rows(activate_args const& args, stream where) {
   launcher on("activate", args, where);
+  activation const kind = args.activation.kind;
+  auto const usual = usual_parameters_of(args);
+  if (usual && usual_team_of(usual->to).threads <= usual_row_threads) {
+    auto const [threads, rows] = usual_team_of(usual->to);
+    on.launch(
+        activate_usual_rows_kernel(kind, args.gate.type),
+        {on.blocks_for(ceil_div(args.gate.extent[0], rows), one_task_each), narrow<int>(threads)},
+        *usual);
+    return;
+  }
   activate_quantize_parameters const p = parameters_of(args);
   index_t const threads = threads_of_block(p.target, row_team);
-  on.launch(activate_rows_kernel(args.activation.kind, args.gate.type),
+  on.launch(activate_rows_kernel(kind, args.gate.type),
             {on.blocks_for(p.gate.extent[0], one_task_each), narrow<int>(threads)}, p);
 }
 

@@ -4,6 +4,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
+#include <cstdint>
 #include <string>
 
 namespace moe64::cuda {
@@ -43,8 +44,14 @@ void run_vectors(dequantize_args const& args, stream where) {
   quantized_view const& q = args.q;
   index_t const tiles = q.experts() * ceil_div(q.rows(), dequantize_tile_rows) *
                         ceil_div(q.cols(), dequantize_tile_cols);
+  dequantize_parameters p = parameters_of(args);
+  bool const aligned = reinterpret_cast<std::uintptr_t>(p.values.data) % 16 == 0;
+  if (tiles > 0 && aligned && p.values.is_contiguous()) {
+    p.ahead_bytes = p.values.span_bytes() / 16 * 16;
+    p.ahead_each = p.ahead_bytes / tiles / 16 * 16;
+  }
   on.launch(dequantize_vectors_kernel(q.type(), args.out.type),
-            {on.blocks_for(tiles, one_task_each), dequantize_threads}, parameters_of(args));
+            {on.blocks_for(tiles, one_task_each), dequantize_threads}, p);
 }
 
 constexpr implementation<dequantize_args> dequantizers[] = {

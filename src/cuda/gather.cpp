@@ -47,20 +47,38 @@ support can_take_vectors(gather_args const& args) {
   return answer("rows", args.rows);
 }
 
+gather_vectors_parameters vectors_of(gather_args const& args) {
+  routing_plan const& plan = args.plan;
+  index_t const size = bits(args.x.type), row_bytes = args.x.extent[1] * size / 8;
+  bool const adjacent = args.x.stride[0] == args.x.extent[1];
+  return {.from = static_cast<std::uint8_t const*>(args.x.data),
+          .to = static_cast<std::uint8_t*>(args.rows.data),
+          .slot_to_row = static_cast<std::int64_t const*>(plan.slot_to_row.data),
+          .from_step = args.x.stride[0] * size / 8,
+          .to_step = args.rows.stride[0] * size / 8,
+          .slot_step = plan.slot_to_row.stride[0],
+          .tokens = plan.tokens,
+          .top_k = plan.top_k,
+          .row_vectors = divide_by(row_bytes / 16),
+          .ahead_bytes = adjacent ? plan.tokens * row_bytes : 0,
+          .all = parameters_of(args)};
+}
+
 void run_vectors(gather_args const& args, stream where) {
   launcher on("gather", args, where);
-  // Blocks that do one step each and are gone keep the memory busier than blocks that stay.
-  constexpr index_t most_blocks_each = index_t{1} << 20;
-  // Keeps the blocks of a Hopper multiprocessor to three: memory writes fewer rows at a time
-  // faster.
-  constexpr index_t unused_shared_bytes = index_t{75} << 10;
+  // Memory writes fewer rows at a time faster: shared memory that nobody uses keeps the blocks of a
+  // multiprocessor to three.
+  index_t const unused_shared_bytes = on.shared_bytes() / 3 - 1024;
+  bool const scaled = args.scales.present();
   index_t const vectors = ceil_div(args.x.extent[1] * bits(args.x.type), 128);
-  index_t const scales = args.scales.present() ? args.scales.extent[1] : 0;
-  index_t const pieces = args.plan.tokens * std::max(vectors, scales);
-  on.launch(args.weighted ? gather_weighted_kernel(args.x.type) : gather_vectors_kernel(),
-            {on.blocks_for(ceil_div(pieces, gather_threads), most_blocks_each), gather_threads,
-             unused_shared_bytes},
-            parameters_of(args));
+  index_t const pieces = args.plan.tokens * std::max(vectors, scaled ? args.scales.extent[1] : 0);
+  grid const shape = {on.blocks_for(ceil_div(pieces, gather_threads), one_task_each),
+                      gather_threads, unused_shared_bytes};
+  if (args.weighted) {
+    on.launch(gather_weighted_kernel(args.x.type), shape, parameters_of(args));
+  } else {
+    on.launch(gather_vectors_kernel(scaled, args.plan.top_k), shape, vectors_of(args));
+  }
 }
 
 constexpr implementation<gather_args> gatherers[] = {

@@ -3,7 +3,9 @@
 #include "cuda/eights.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/quantizing.hpp"
+#include "cuda/usual.hpp"
 
+#include <algorithm>
 #include <string>
 
 namespace moe64::cuda {
@@ -15,6 +17,32 @@ quantize_target target_of_rows(gather_args const& args) {
 
 gather_quantize_parameters parameters_of(gather_args const& args) {
   return {args.x, args.plan, args.weighted, target_of_rows(args)};
+}
+
+/// Launches the kernel for what is usual, where it can be had.
+bool launch_usual(launcher& on, gather_args const& args) {
+  auto const to = usual_target_of(target_of_rows(args), quantize_usual_width);
+  auto const x = usual_rows_of(args.x);
+  routing_plan const& plan = args.plan;
+  if (!to || !x || args.weighted || plan.slot_to_row.stride[0] != 1) return false;
+  index_t const threads = align_up(ceil_div(args.x.extent[1], 32), 32);
+  if (threads > usual_row_threads || plan.tokens >> 32 != 0) return false;
+  // Memory writes fewer rows at a time faster: shared memory that nobody uses keeps the blocks of a
+  // multiprocessor to so many.
+  index_t const blocks = std::max<index_t>(3072 / std::max<index_t>(plan.top_k, 1) / threads, 2);
+  index_t const unused_shared_bytes = std::max<index_t>(on.shared_bytes() / blocks - 2048, 0);
+  bool const adjacent = args.x.stride[0] == args.x.extent[1];
+  gather_usual_parameters const p = {
+      .x = *x,
+      .to = *to,
+      .slot_to_row = static_cast<std::int64_t const*>(plan.slot_to_row.data),
+      .tokens = plan.tokens,
+      .top_k = plan.top_k,
+      .ahead_bytes = adjacent ? plan.tokens * args.x.extent[1] * 2 : 0};
+  on.launch(gather_usual_kernel(args.x.type, to->in_groups),
+            {on.blocks_for(plan.tokens, one_task_each), narrow<int>(threads), unused_shared_bytes},
+            p);
+  return true;
 }
 
 support takes_sixteens(gather_args const& args) {
@@ -46,8 +74,10 @@ support takes_quantized_groups(gather_args const& args) {
 
 void run_quantized_groups(gather_args const& args, stream where) {
   launcher on("gather", args, where);
+  if (launch_usual(on, args)) return;
   gather_quantize_parameters const p = parameters_of(args);
-  index_t const threads = threads_of_groups(p.target.values.extent[2]);
+  index_t const threads =
+      std::clamp<index_t>(align_up(ceil_div(p.x.extent[1], gather_held), 32), 32, 1024);
   on.launch(gather_groups_kernel(p.x.type, p.target.values.type),
             {on.blocks_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
 }
@@ -61,6 +91,7 @@ support takes_quantized_rows(gather_args const& args) {
 
 void run_quantized_rows(gather_args const& args, stream where) {
   launcher on("gather", args, where);
+  if (launch_usual(on, args)) return;
   gather_quantize_parameters const p = parameters_of(args);
   index_t const threads = threads_of_block(p.target, {gather_held});
   on.launch(gather_rows_kernel(p.x.type, p.target.values.type),

@@ -1,5 +1,4 @@
-#include "cuda/kernels/plan.hpp"
-
+#include "cuda/kernels/plan_rounds.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
@@ -35,12 +34,44 @@ plan_parameters parameters_of(plan_args const& args) {
           .others = counts + sizes.counts + sizes.totals};
 }
 
+/// Whether the elements lie one after the other.
+bool is_dense(tensor_view const& tensor) { return !tensor.present() || tensor.is_contiguous(); }
+
 support fits_one_launch(plan_args const& args) {
-  index_t const slots = args.plan.slots();
-  index_t const experts = args.plan.experts;
-  if (slots <= plan_rounds_slots && experts <= plan_rounds_experts) return support::yes();
-  return support::no(fmt::format("{} slots and {} experts: it takes at most {} and {}", slots,
-                                 experts, plan_rounds_slots, plan_rounds_experts));
+  routing_plan const& plan = args.plan;
+  if (plan.slots() > plan_rounds_slots || plan.experts > plan_rounds_experts) {
+    return support::no(fmt::format("{} slots and {} experts: it takes at most {} and {}",
+                                   plan.slots(), plan.experts, plan_rounds_slots,
+                                   plan_rounds_experts));
+  }
+  for (tensor_view const& tensor :
+       {args.expert_ids, args.expert_mask, args.weights, plan.slot_to_row, plan.row_to_slot,
+        plan.slot_weight, plan.expert_begin, plan.status}) {
+    if (!is_dense(tensor)) return support::no("an array has gaps");
+  }
+  return support::yes();
+}
+
+plan_rounds_parameters rounds_parameters_of(plan_args const& args) {
+  routing_plan const& plan = args.plan;
+  tensor_view const ids = args.expert_ids.present() ? args.expert_ids : args.expert_mask;
+  index_t const most = args.capacity < 0 ? plan_rounds_slots : args.capacity;
+  auto const longs = [](tensor_view const& t) { return static_cast<std::int64_t*>(t.data); };
+  return {.ids = ids.data,
+          .weights = args.weights.present() ? args.weights.data : nullptr,
+          .slots = narrow<int>(plan.slots()),
+          .experts = narrow<int>(plan.experts),
+          .top_k = narrow<int>(std::min(plan.top_k, plan_rounds_slots)),
+          .most_rows = narrow<int>(std::min(most, plan_rounds_slots)),
+          .ids_type = ids.type,
+          .weights_type = args.weights.type,
+          .first_expert = args.first_expert,
+          .slot_to_row = longs(plan.slot_to_row),
+          .row_to_slot = longs(plan.row_to_slot),
+          .slot_weight = static_cast<float*>(plan.slot_weight.data),
+          .expert_begin = longs(plan.expert_begin),
+          .experts_total = args.experts_total,
+          .status = longs(plan.status)};
 }
 
 void run_one_launch(plan_args const& args, stream where) {
@@ -48,7 +79,7 @@ void run_one_launch(plan_args const& args, stream where) {
   // Without slots there is still a plan to write.
   index_t const blocks = std::max<index_t>(ceil_div(args.plan.slots(), plan_rounds_step), 1);
   on.launch(plan_rounds_kernel(), {blocks, plan_threads, plan_rounds_shared(args.plan.experts)},
-            parameters_of(args));
+            rounds_parameters_of(args));
 }
 
 void run_chunks(plan_args const& args, stream where) {

@@ -4,6 +4,7 @@
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 #include "cuda/quantizing.hpp"
+#include "cuda/usual.hpp"
 
 namespace moe64::cuda {
 namespace {
@@ -42,10 +43,17 @@ support takes_groups(quantize_args const& args) {
 void run_groups(quantize_args const& args, stream where) {
   launcher on("quantize", args, where);
   quantize_parameters const p = parameters_of(args);
+  auto const to = usual_target_of(p.target, quantize_usual_width);
+  auto const x = usual_rows_of(p.x);
+  if (to && x && to->in_groups && bits(p.x.type) == 16) {
+    constexpr index_t tile = index_t{usual_threads} * quantize_usual_held;
+    on.launch(quantize_usual_kernel(p.x.type), {usual_blocks(on, *to, tile), usual_threads},
+              quantize_usual_parameters{*x, *to});
+    return;
+  }
   launch_globals(on, p);
-  index_t const threads = threads_of_groups(p.target.values.extent[2]);
   on.launch(quantize_groups_kernel(p.x.type, p.target.values.type),
-            {on.blocks_for(p.x.extent[0] * p.x.extent[1], one_task_each), narrow<int>(threads)}, p);
+            {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
 }
 
 support takes_blocks(quantize_args const& args) {

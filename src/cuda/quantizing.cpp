@@ -28,19 +28,26 @@ support refused(quantize_target const& target, char const* wanted) {
 quantize_target target_of(coded const& to, global_scale const& global,
                           tensor_view const& live_rows) {
   tensor_view const values = to.values.as_stack();
+  index_t const block_cols = to.layout.cols_per_scale(values.extent[2]);
+  index_t const row_sixteens =
+      ceil_div(align_up(values.extent[2], std::max<index_t>(block_cols, 1)), 16);
   return {.values = values,
           .scales = to.scales.as_stack(),
           .global = global.values,
           .live_rows = live_rows,
           .block_rows = to.layout.rows_per_scale(values.extent[1]),
-          .block_cols = to.layout.cols_per_scale(values.extent[2]),
+          .block_cols = block_cols,
           .largest_code = largest_code(values.type),
-          .global_divides = global.applied == global_scale::direction::divide};
+          .global_divides = global.applied == global_scale::direction::divide,
+          .row_sixteens = divide_by(row_sixteens),
+          .tiles = divide_by(ceil_div(checked_mul(values.extent[1], row_sixteens), groups_tile))};
 }
 
 support can_make_groups(quantize_target const& target) {
+  constexpr index_t most_sixteens = index_t{1} << 27;  // columns of 31 bits
   bool const whole_lanes =
       target.block_cols >= 16 && target.block_cols <= 512 && is_power_of_2(target.block_cols);
+  if (target.row_sixteens.by > most_sixteens) return support::no("rows are too long");
   if (target.block_rows == 1 && whole_lanes) return support::yes();
   return refused(target, "1 x 16, 32, 64, 128, 256 or 512");
 }
@@ -66,8 +73,8 @@ index_t threads_of_block(quantize_target const& target, team const& threads) {
   return align_up(ceil_div(target.block_rows * cols, threads.held), 32);
 }
 
-index_t threads_of_groups(index_t cols, index_t most) {
-  return std::min(most, std::max<index_t>(32, align_up(ceil_div(cols, groups_held), 32)));
+index_t tiles_of_groups(quantize_target const& target) {
+  return checked_mul(target.values.extent[0], target.tiles.by);
 }
 
 }  // namespace moe64::cuda

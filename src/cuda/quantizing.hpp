@@ -27,8 +27,8 @@ struct team {
 
 /// Threads that hold one block of scales.
 [[nodiscard]] index_t threads_of_block(quantize_target const& target, team const& threads);
-/// Threads of the "groups" kernels, for rows of `cols` columns; no more than `most`.
-[[nodiscard]] index_t threads_of_groups(index_t cols, index_t most = 1024);
+/// Tiles of the "groups" kernels.
+[[nodiscard]] index_t tiles_of_groups(quantize_target const& target);
 
 /// gather with `quantized`, in the order of the list of gather.
 [[nodiscard]] support takes_quantized_groups(gather_args const& args);

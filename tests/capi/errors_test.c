@@ -542,12 +542,13 @@ static void test_names(void) {
                                       "internal",
                                       "malformed_file",
                                       "io_failure",
-                                      "interrupted"};
-  for (moe64_status status = MOE64_OK; status <= MOE64_INTERRUPTED; ++status) {
+                                      "interrupted",
+                                      "device_failure"};
+  for (moe64_status status = MOE64_OK; status <= MOE64_DEVICE_FAILURE; ++status) {
     CHECK(strcmp(moe64_status_name(status), names[status]) == 0);
   }
   CHECK(strcmp(moe64_status_name(-1), "unknown") == 0);
-  CHECK(strcmp(moe64_status_name(15), "unknown") == 0);
+  CHECK(strcmp(moe64_status_name(16), "unknown") == 0);
 }
 
 int main(void) {

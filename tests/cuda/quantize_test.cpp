@@ -105,6 +105,34 @@ TEST(cuda_quantize, every_code_with_scales_of_every_size) {
   }
 }
 
+/// Quotients of short numbers are not divided: a row for every largest number, which holds every
+/// number that is smaller by up to 2^-20, of both signs.
+TEST(cuda_quantize, every_short_quotient) {
+  struct short_type {
+    dtype type;
+    int significands, step, binades;
+  };
+  for (short_type const& of : {short_type{dtype::bf16, 128, 1, 21}, {dtype::f16, 1024, 32, 15}}) {
+    index_t const rows = of.significands / of.step, cols = index_t{of.significands} * of.binades;
+    test_tensor x(of.type, {1, rows, cols});
+    x.fill([&](index_t, index_t row, index_t col) {
+      double const largest = 1.0 + static_cast<double>(row * of.step) / of.significands;
+      if (col == 0) return largest;
+      double const significand = 1.0 + static_cast<double>(col % of.significands) / of.significands;
+      double const number = std::ldexp(significand, -static_cast<int>(col / of.significands));
+      return (col % 3 == 0 ? -1.0 : 1.0) * (number > largest ? largest : number);
+    });
+    for (dtype const code : {dtype::e4m3, dtype::e5m2}) {
+      for (dtype const scale : {dtype::f32, dtype::bf16, dtype::f16}) {
+        SCOPED_TRACE(to_string(x.view()) + " " + std::string(name(code)) + " " +
+                     std::string(name(scale)));
+        test_tensor const values(code, {1, rows, cols}), scales(scale, {1, rows, 1});
+        quantize(quantize_args{x, g::row(), values, scales, {}, {}}, target());
+      }
+    }
+  }
+}
+
 TEST(cuda_quantize, what_people_run_is_fast) {
   test_tensor const x(dtype::bf16, {256, 7168}), values(dtype::e4m3, {256, 7168});
   test_tensor const out(dtype::bf16, {256, 7168});

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernel.hpp"
+#include "cuda/kernels/divisor.hpp"
 #include "moe64/ops.hpp"
 
 namespace moe64::cuda {
@@ -11,6 +12,7 @@ struct activate_parameters {
   tensor_view gate, up;   ///< [rows, inter] f32, bf16, f16; up absent when not gated
   tensor_view live_rows;  ///< [1] int64, or absent
   tensor_view out;        ///< [rows, inter] f32, bf16, f16
+  divisor row_eights;     ///< inter / 8
 };
 
 /// What the kernels of activate_backward read and write.
@@ -21,6 +23,7 @@ struct activate_backward_parameters {
   tensor_view slot_weight;      ///< [rows] f32, likewise
   tensor_view live_rows;        ///< [1] int64, or absent
   tensor_view d_gate, d_up;     ///< [rows, inter] f32, bf16, f16; d_up absent when not gated
+  divisor row_eights;           ///< inter / 8
 };
 
 /// Threads of a block of every kernel here.
@@ -40,5 +43,15 @@ inline constexpr int activate_rows_each = 2;
 [[nodiscard]] kernel<activate_parameters> activate_vectors_kernel(activation kind, dtype type);
 [[nodiscard]] kernel<activate_backward_parameters> activate_backward_vectors_kernel(activation kind,
                                                                                     dtype type);
+
+/// gelu and gelu_glu of bf16 by a table in shared memory, as the kernel above; a block per
+/// multiprocessor.
+inline constexpr int gate_table_threads = 1024;
+[[nodiscard]] kernel<activate_parameters> activate_table_kernel(activation kind);
+/// Whether there are enough numbers for the table to pay.
+[[nodiscard]] constexpr bool takes_table(activation kind, dtype type, index_t numbers) {
+  bool const is_gelu = kind == activation::gelu_glu || kind == activation::gelu;
+  return is_gelu && type == dtype::bf16 && numbers >= (index_t{1} << 22);
+}
 
 }  // namespace moe64::cuda

@@ -29,32 +29,29 @@ struct activated_source {
   sixteenth_powers powers = sixteenth_powers::load();
 
   struct row_place {
+    activate_quantize_parameters const& p;
     std::uint8_t const* gate;
     std::uint8_t const* up;
 
-    /// `down` is 0: a block has one row.
-    __device__ fetched fetch(index_t, index_t col, bool exists) const {
+    __device__ fetched fetch(index_t down, index_t col, bool exists) const {
+      constexpr index_t size = bits(Type) / 8;
       fetched result = {};
-      if (exists) result.gate = load16<Type>(gate + col * (bits(Type) / 8));
-      if (is_gated(Kind) && exists) result.up = load16<Type>(up + col * (bits(Type) / 8));
+      if (!exists) return result;
+      result.gate = load16<Type>(gate + (down * p.gate.stride[0] + col) * size);
+      if (is_gated(Kind)) result.up = load16<Type>(up + (down * p.up.stride[0] + col) * size);
       return result;
     }
   };
   __device__ row_place row(index_t, index_t row) const {
-    return {data_of(p.gate, row), is_gated(Kind) ? data_of(p.up, row) : nullptr};
+    return {p, data_of(p.gate, row), is_gated(Kind) ? data_of(p.up, row) : nullptr};
   }
   __device__ raw16<Type> numbers(fetched const& in) const {
-    return {{eight(in.gate.half[0], in.up.half[0]), eight(in.gate.half[1], in.up.half[1])}};
+    fetched made = in;
+    activate_eights<Kind>(p.spec, made.gate.half, made.up.half, powers);
+    return made.gate;
   }
 
  private:
-  __device__ raw8<Type> eight(raw8<Type> const& gates, raw8<Type> const& ups) const {
-    float gate[8], up[8];
-    decode8<Type>(gates, gate);
-    decode8<Type>(ups, up);
-    activate8<Kind>(p.spec, gate, up, powers);
-    return encode8<Type>(gate);
-  }
   __device__ static std::uint8_t const* data_of(tensor_view const& matrix, index_t row) {
     return static_cast<std::uint8_t const*>(matrix.data) +
            offset_of(matrix, row) * (bits(Type) / 8);
@@ -62,7 +59,7 @@ struct activated_source {
 };
 
 template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(activate_rows_threads)
+__global__ void __launch_bounds__(groups_threads, 16)
     activate_groups(activate_quantize_parameters const p) {
   quantize_groups_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
 }

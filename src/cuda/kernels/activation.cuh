@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/functions.cuh"
+#include "cuda/kernels/vector8.cuh"
 #include "moe64/ops.hpp"
 
 #include <type_traits>
@@ -56,17 +57,17 @@ struct factors {
   point first, second;
 };
 
-template <activation Kind, bool Near>
+/// `Bounded`: gate and up have been bounded already.
+template <activation Kind, bool Near, bool Bounded = false>
 __device__ inline factors factors_of(activation_spec const& spec, float gate, float up,
                                      sixteenth_powers const& powers) {
   if constexpr (Kind == activation::gptoss_glu || Kind == activation::clamped_silu_glu) {
     constexpr bool gptoss = Kind == activation::gptoss_glu;
-    bool const gate_above = gate > spec.limit;
-    point first = swish<Near>(gate_above ? spec.limit : gate, gptoss ? spec.alpha : 1.0F, powers);
-    if (gate_above) first.slope = 0.0F;
-    bool const above = up > spec.limit, below = up < -spec.limit;
-    float const bounded = above ? spec.limit : (below ? -spec.limit : up);
-    return {first, {gptoss ? bounded + 1.0F : bounded, above || below ? 0.0F : 1.0F}};
+    float const low = Bounded ? gate : at_most(gate, spec.limit);
+    point first = swish<Near>(low, gptoss ? spec.alpha : 1.0F, powers);
+    if (gate > spec.limit) first.slope = 0.0F;
+    float const bounded = Bounded ? up : at_least(at_most(up, spec.limit), -spec.limit);
+    return {first, {gptoss ? bounded + 1.0F : bounded, fabsf(up) > spec.limit ? 0.0F : 1.0F}};
   } else {
     constexpr bool gated = is_gated(Kind);
     point const second = {gated ? up : 1.0F, gated ? 1.0F : 0.0F};
@@ -83,10 +84,10 @@ __device__ inline factors factors_of(activation_spec const& spec, float gate, fl
 }
 
 /// activation(gate, up) before its one rounding.
-template <activation Kind, bool Near = false>
+template <activation Kind, bool Near = false, bool Bounded = false>
 __device__ inline float activated(activation_spec const& spec, float gate, float up,
                                   sixteenth_powers const& powers) {
-  factors const f = factors_of<Kind, Near>(spec, gate, up, powers);
+  factors const f = factors_of<Kind, Near, Bounded>(spec, gate, up, powers);
   return f.first.value * f.second.value;
 }
 
@@ -101,33 +102,67 @@ __device__ inline gate_up_gradient gradient_of(activation_spec const& spec, floa
   return {d * f.second.value * f.first.slope, d * f.first.value * f.second.slope};
 }
 
-/// The largest |gate| up to which no exponential leaves its near reach.
+/// Whether no exponential leaves its near reach where gates are no further from zero than this; not
+/// for NaN.
 template <activation Kind>
-__device__ inline float near_gate(activation_spec const& spec) {
-  if constexpr (Kind == activation::gptoss_glu) return near_reach / fabsf(spec.alpha) * 0.999F;
-  if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) return 13.0F;
-  if constexpr (Kind == activation::gelu_tanh_glu) return 9.5F;
-  return near_reach;
+__device__ inline bool is_near(activation_spec const& spec, float furthest) {
+  if constexpr (Kind == activation::gptoss_glu) return furthest * fabsf(spec.alpha) <= near_reach;
+  if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) return furthest <= 13.0F;
+  if constexpr (Kind == activation::gelu_tanh_glu) return furthest <= 9.5F;
+  return furthest <= near_reach;
 }
 
-/// gate[i] = activation(gate[i], up[i]) for eight numbers.
-template <activation Kind>
-__device__ inline void activate8(activation_spec const& spec, float (&gate)[8],
-                                 float const (&up)[8], sixteenth_powers const& powers) {
-  float furthest = 0.0F;
+/// Bounds gates and ups two at a time, and says whether it could: the limit must be a number of
+/// their type.
+template <activation Kind, dtype Type, int Count>
+__device__ inline bool bound_pairs(activation_spec const& spec, raw8<Type> (&gates)[Count],
+                                   raw8<Type> (&ups)[Count]) {
+  if constexpr (Kind == activation::gptoss_glu || Kind == activation::clamped_silu_glu) {
+    std::uint32_t const limits = encode_half_pair<Type>(spec.limit, spec.limit);
+    std::uint32_t const lower = limits | 0x80008000U;
+    if (__uint_as_float(larger_half<Type>(limits)) != spec.limit) return false;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) furthest = fmaxf(furthest, fabsf(gate[i]));
-  auto const compute = [&](auto near) {
+    for (int i = 0; i < 4 * Count; ++i) {
+      std::uint32_t& gate = gates[i / 4].word[i % 4];
+      std::uint32_t& up = ups[i / 4].word[i % 4];
+      gate = at_most_halves<Type>(gate, limits);
+      up = at_least_halves<Type>(at_most_halves<Type>(up, limits), lower);
+    }
+    return true;
+  }
+  return false;
+}
+
+/// Activations of 8 * Count numbers, each rounded once, in place of the gates.
+template <activation Kind, dtype Type, int Count>
+__device__ inline void activate_eights(activation_spec const& spec, raw8<Type> (&gates)[Count],
+                                       raw8<Type> (&ups)[Count], sixteenth_powers const& powers) {
+  std::uint32_t furthest = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      gate[i] = activated<Kind, near()>(spec, gate[i], up[i], powers);
+  for (int i = 0; i < 4 * Count; ++i) {
+    furthest = larger_halves<Type>(furthest, gates[i / 4].word[i % 4]);
+  }
+  bool const near = is_near<Kind>(spec, __uint_as_float(larger_half<Type>(furthest)));
+  auto const compute = [&](auto by_near, auto bounded) {
+#pragma unroll
+    for (int n = 0; n < Count; ++n) {
+      float gate[8], up[8];
+      decode8<Type>(gates[n], gate);
+      decode8<Type>(ups[n], up);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        gate[i] = activated<Kind, by_near(), bounded()>(spec, gate[i], up[i], powers);
+      }
+      gates[n] = encode8<Type>(gate);
     }
   };
   // The lanes of a warp go the same way.
-  if (__all_sync(0xffffffffU, furthest <= near_gate<Kind>(spec))) {
-    compute(std::true_type{});
+  if (!__all_sync(0xffffffffU, near)) {
+    compute(std::false_type{}, std::false_type{});
+  } else if (bound_pairs<Kind>(spec, gates, ups)) {
+    compute(std::true_type{}, std::true_type{});
   } else {
-    compute(std::false_type{});
+    compute(std::true_type{}, std::false_type{});
   }
 }
 

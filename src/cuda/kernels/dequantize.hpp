@@ -14,6 +14,8 @@ struct dequantize_parameters {
   index_t block_rows;  ///< rows and columns that share a scale
   index_t block_cols;
   bool global_divides;
+  index_t ahead_bytes = 0;  ///< of values to read ahead, or 0 where they do not lie in one piece
+  index_t ahead_each = 0;   ///< as many as a tile reads on average
 };
 
 /// One number per thread at a time; any strides and types.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 /// exp, the logistic function and the normal distribution, bit for bit as the vectors of the CPU
@@ -34,19 +35,33 @@ __device__ inline float quotient(float x, float y, float reciprocal_of_y) {
   return __fmaf_rn(__fmaf_rn(-guess, y, x), reciprocal_of_y, guess);
 }
 
-/// 2^(i / 16)
-__constant__ constexpr float sixteenth_powers_of_2[16] = {
-    0x1.000000p+0F, 0x1.0b5586p+0F, 0x1.172b84p+0F, 0x1.2387a6p+0F, 0x1.306fe0p+0F, 0x1.3dea64p+0F,
-    0x1.4bfdaep+0F, 0x1.5ab07ep+0F, 0x1.6a09e6p+0F, 0x1.7a1148p+0F, 0x1.8ace54p+0F, 0x1.9c4918p+0F,
-    0x1.ae89fap+0F, 0x1.c199bep+0F, 0x1.d5818ep+0F, 0x1.ea4afap+0F};
+/// The bits of 2^(i / 16) without those of i where exp_of_negative() adds them together with the
+/// exponent: one addition for both.
+struct sixteenth_power_bits {
+  std::uint32_t number[16];
+};
+[[nodiscard]] constexpr sixteenth_power_bits make_sixteenth_powers() {
+  constexpr float powers[16] = {0x1.000000p+0F, 0x1.0b5586p+0F, 0x1.172b84p+0F, 0x1.2387a6p+0F,
+                                0x1.306fe0p+0F, 0x1.3dea64p+0F, 0x1.4bfdaep+0F, 0x1.5ab07ep+0F,
+                                0x1.6a09e6p+0F, 0x1.7a1148p+0F, 0x1.8ace54p+0F, 0x1.9c4918p+0F,
+                                0x1.ae89fap+0F, 0x1.c199bep+0F, 0x1.d5818ep+0F, 0x1.ea4afap+0F};
+  sixteenth_power_bits result{};
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    result.number[i] = std::bit_cast<std::uint32_t>(powers[i]) - (i << 19);
+  }
+  return result;
+}
+__constant__ constexpr sixteenth_power_bits sixteenth_powers_of_2 = make_sixteenth_powers();
 
 /// The same, spread over a warp: lane i holds number i % 16.
 struct sixteenth_powers {
-  float mine;
+  std::uint32_t mine;
 
-  __device__ static sixteenth_powers load() { return {sixteenth_powers_of_2[threadIdx.x % 16]}; }
+  __device__ static sixteenth_powers load() {
+    return {sixteenth_powers_of_2.number[threadIdx.x % 16]};
+  }
   /// Number i % 16; a shuffle looks at the lower 5 bits of i only.
-  __device__ float operator[](std::uint32_t i) const {
+  __device__ std::uint32_t operator[](std::uint32_t i) const {
     return __shfl_sync(0xffffffffU, mine, static_cast<int>(i));  // narrow-ok: only its bits count
   }
 };
@@ -68,12 +83,13 @@ __device__ inline float exp_of_negative(float x, sixteenth_powers const& powers)
   float const q = __fmaf_rn(0x1.5556e8p-3F, r, 0x1.000220p-1F);
   float const tail = __fmaf_rn(r * r, q, r);
   std::uint32_t const place = __float_as_uint(shifted);
-  float const fraction = powers[place];
-  int const whole = static_cast<int>(place << 19 & 0xff800000U);  // narrow-ok: floor(n) << 23
+  std::uint32_t const power = powers[place];
   if constexpr (Near) {
-    float const scaled = __int_as_float(__float_as_int(fraction) + whole);
+    float const scaled = __uint_as_float(power + (place << 19));
     return __fmaf_rn(scaled, tail, scaled);
   } else {
+    float const fraction = __uint_as_float(power + (place % 16 << 19));
+    int const whole = static_cast<int>(place << 19 & 0xff800000U);  // narrow-ok: floor(n) << 23
     // Times 2^floor(n), in two steps of which only the second can round: n may be below -126.
     int const first = max(whole, -100 * (1 << 23));
     constexpr int one = 127 << 23;
@@ -95,7 +111,8 @@ __device__ inline sigmoid_pair sigmoid_of(float x, sixteenth_powers const& power
   return {is_negative ? lower : upper, is_negative ? upper : lower};
 }
 
-/// The standard normal distribution function, and exp(-x^2 / 2).
+/// The standard normal distribution function, and exp(-x^2 / 2). With `Near` x has at most 12
+/// significant bits, so that its square is exact.
 struct normal_pair {
   float cdf, bell;
 };
@@ -103,9 +120,8 @@ template <bool Near>
 __device__ inline normal_pair normal_of(float x, sixteenth_powers const& powers) {
   float const t = Near ? fabsf(x) : at_most(fabsf(x), 15.0F);
   float const square = t * t;
-  float const lost = __fmaf_rn(t, t, -square);
-  float const rounded = exp_of_negative<Near>(square * -0.5F, powers);
-  float const bell = __fmaf_rn(rounded, lost * -0.5F, rounded);
+  float bell = exp_of_negative<Near>(square * -0.5F, powers);
+  if (!Near) bell = __fmaf_rn(bell, __fmaf_rn(t, t, -square) * -0.5F, bell);
   float const u = quotient(t - 4.0F, t + 4.0F, reciprocal(t + 4.0F));
   constexpr float coefficients[] = {
       -0x1.13a720p-14F, 0x1.6a67ccp-11F, -0x1.3b180cp-12F, -0x1.47d860p-8F, 0x1.25ebecp-6F,

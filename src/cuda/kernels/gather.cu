@@ -1,6 +1,7 @@
 #include "cuda/kernels/divide.cuh"
 #include "cuda/kernels/gather.hpp"
 #include "cuda/kernels/number.cuh"
+#include "cuda/kernels/read_ahead.cuh"
 #include "cuda/kernels/vector8.cuh"
 
 namespace moe64::cuda {
@@ -91,42 +92,8 @@ __device__ void for_each_row(routing_plan const& plan, index_t token, Visit cons
   }
 }
 
-/// Memory is slow to turn from writing to reading, and here a little reading goes with much
-/// writing. So it is read in bursts: the first blocks of each group of blocks fetch what the next
-/// group will read into the cache, where it waits among the writes. A block reads `block_bytes` of
-/// x.
-__device__ void read_ahead(tensor_view const& x, index_t block_bytes) {
-#if __CUDA_ARCH__ >= 900
-  constexpr index_t group = 1024;
-  constexpr index_t fetchers = 256;
-  index_t const row_bytes = x.extent[1] * bits(x.type) / 8;
-  bool const adjacent = x.stride[0] == x.extent[1];
-  index_t const in_group = blockIdx.x % group;
-  if (threadIdx.x != 0 || in_group >= fetchers || !adjacent) return;
-  index_t const bytes = x.extent[0] * row_bytes;
-  index_t const share = group / fetchers * block_bytes;
-  index_t const this_group = (blockIdx.x - in_group) * block_bytes;
-  index_t const next_group = this_group + group * block_bytes;
-  // Written rows leave the cache first; what was fetched stays until it has been read.
-  std::uint64_t until_read;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(until_read));
-  // Nobody has fetched for the first group.
-  for (index_t from = blockIdx.x < group ? this_group : next_group; from <= next_group;
-       from += group * block_bytes) {
-    index_t const begin = from + in_group * share;
-    if (begin >= bytes) return;
-    auto const size = static_cast<std::uint32_t>(min(share, bytes - begin));  // narrow-ok: a share
-    asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(
-                     static_cast<std::uint8_t const*>(x.data) + begin),
-                 "r"(size), "l"(until_read)
-                 : "memory");
-  }
-#endif
-}
-
 /// Scales are few, and of any width.
 __device__ void gather_scales(gather_parameters const& p) {
-  if (!p.scales.present()) return;
   for_each_piece(p.plan.tokens, p.scales.extent[1], [&](index_t token, index_t col) {
     for_each_row(p.plan, token, [&](index_t, index_t row) {
       copy_element(p.scales, token, p.row_scales, row, col);
@@ -134,27 +101,34 @@ __device__ void gather_scales(gather_parameters const& p) {
   });
 }
 
-__global__ void __launch_bounds__(gather_threads) gather_vectors(gather_parameters const p) {
-  index_t const row_bytes = p.x.extent[1] * bits(p.x.type) / 8;
-  index_t const from_step = p.x.stride[0] * bits(p.x.type) / 8;
-  index_t const to_step = p.rows.stride[0] * bits(p.x.type) / 8;
-  auto const* const from = static_cast<std::uint8_t const*>(p.x.data);
-  auto* const to = static_cast<std::uint8_t*>(p.rows.data);
-  read_ahead(p.x, gather_threads * index_t{16});
-  for_each_piece(p.plan.tokens, row_bytes / 16, [&](index_t token, index_t i) {
-    uint4 const vector = __ldcs(reinterpret_cast<uint4 const*>(from + token * from_step) + i);
-    for_each_row(p.plan, token, [&](index_t, index_t row) {
-      __stcs(reinterpret_cast<uint4*>(to + row * to_step) + i, vector);
-    });
-  });
-  gather_scales(p);
+template <int AtOnce, bool Scaled>
+__global__ void __launch_bounds__(gather_threads)
+    gather_vectors(gather_vectors_parameters const p) {
+  read_ahead(p.from, p.ahead_bytes, gather_threads * index_t{16});
+  index_t const pieces = p.tokens * p.row_vectors.by, step = index_t{gridDim.x} * gather_threads;
+  for (index_t piece = index_t{blockIdx.x} * gather_threads + threadIdx.x; piece < pieces;
+       piece += step) {
+    index_t const token = divided(piece, p.row_vectors), i = piece - token * p.row_vectors.by;
+    uint4 const vector = __ldcs(reinterpret_cast<uint4 const*>(p.from + token * p.from_step) + i);
+    for (index_t k = 0; k < p.top_k; k += AtOnce) {
+      std::int64_t const* const rows = p.slot_to_row + (token * p.top_k + k) * p.slot_step;
+      index_t row[AtOnce];
+#pragma unroll
+      for (int n = 0; n < AtOnce; ++n) row[n] = k + n < p.top_k ? rows[n * p.slot_step] : -1;
+#pragma unroll
+      for (int n = 0; n < AtOnce; ++n) {
+        if (row[n] >= 0) __stcs(reinterpret_cast<uint4*>(p.to + row[n] * p.to_step) + i, vector);
+      }
+    }
+  }
+  if constexpr (Scaled) gather_scales(p.all);
 }
 
 template <dtype Type>
 __global__ void __launch_bounds__(gather_threads) gather_weighted(gather_parameters const p) {
   auto const* const from = static_cast<std::uint8_t const*>(p.x.data);
   auto* const to = static_cast<std::uint8_t*>(p.rows.data);
-  read_ahead(p.x, gather_threads * bytes_of_8(Type));
+  read_ahead(p.x.data, adjacent_bytes(p.x, bits(Type) / 8), gather_threads * bytes_of_8(Type));
   for_each_piece(p.plan.tokens, p.x.extent[1] / 8, [&](index_t token, index_t i) {
     float x[8];
     decode8<Type>(load8<Type>(from + (token * p.x.stride[0] / 8 + i) * bytes_of_8(Type)), x);
@@ -167,12 +141,16 @@ __global__ void __launch_bounds__(gather_threads) gather_weighted(gather_paramet
                    encode8<Type>(product));
     });
   });
-  gather_scales(p);
+  if (p.scales.present()) gather_scales(p);
 }
 
 }  // namespace
 
-kernel<gather_parameters> gather_vectors_kernel() { return {"gather_vectors", gather_vectors}; }
+kernel<gather_vectors_parameters> gather_vectors_kernel(bool scaled, index_t top_k) {
+  constexpr char const* name = "gather_vectors";
+  if (top_k <= 4) return {name, scaled ? gather_vectors<4, true> : gather_vectors<4, false>};
+  return {name, scaled ? gather_vectors<8, true> : gather_vectors<8, false>};
+}
 kernel<gather_parameters> gather_weighted_kernel(dtype type) {
   if (type == dtype::f32) return {"gather_weighted", gather_weighted<dtype::f32>};
   if (type == dtype::bf16) return {"gather_weighted", gather_weighted<dtype::bf16>};

@@ -1,6 +1,7 @@
 #include "cuda/kernels/gather_quantize.hpp"
 #include "cuda/kernels/quantize_reference.cuh"
 #include "cuda/kernels/quantize_rows.cuh"
+#include "cuda/kernels/read_ahead.cuh"
 
 namespace moe64::cuda {
 namespace {
@@ -58,28 +59,31 @@ __device__ std::uint8_t const* token_data(tensor_view const& x, index_t token) {
 
 template <dtype X, dtype Code>
 __global__ void __launch_bounds__(1024) gather_groups(gather_quantize_parameters const p) {
-  constexpr int held = groups_held / 16;
+  constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
-  index_t const cols = t.values.extent[2];
+  index_t const cols = t.values.extent[2], step = index_t{gather_held} * blockDim.x;
+  read_ahead(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);
-    for_each_share<held>(cols, [&](index_t const(&col)[held]) {
+    for (index_t first = 0; first < cols; first += step) {
+      auto const col_of = [&](int n) { return first + 16 * (threadIdx.x + n * blockDim.x); };
       raw16<X> x[held] = {};
 #pragma unroll
       for (int n = 0; n < held; ++n) {
-        if (col[n] < cols) x[n] = load16<X>(from + col[n] * (bits(X) / 8));
+        if (col_of(n) < cols) x[n] = load16<X>(from + col_of(n) * (bits(X) / 8));
       }
       group_codes<Code> made[held];
 #pragma unroll
       for (int n = 0; n < held; ++n) made[n] = group_codes<Code>::of(x[n], t);
       for_each_row(p, token, [&](index_t row, float weight) {
+        group_rows<Code> const to(t, 0, row);
 #pragma unroll
         for (int n = 0; n < held; ++n) {
           if (p.weighted) made[n] = group_codes<Code>::of(weighted(x[n], weight), t);
-          if (col[n] < cols) made[n].store(t, 0, row, col[n]);
+          if (col_of(n) < cols) to.store(0, col_of(n), made[n]);
         }
       });
-    });
+    }
   }
 }
 
@@ -88,6 +92,7 @@ __global__ void __launch_bounds__(1024) gather_rows(gather_quantize_parameters c
   constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
   index_t const cols = t.values.extent[2];
+  read_ahead(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
   block_maximum maximum;
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);
@@ -103,7 +108,7 @@ __global__ void __launch_bounds__(1024) gather_rows(gather_quantize_parameters c
       std::uint32_t largest = 0;
 #pragma unroll
       for (int n = 0; n < held; ++n) largest = max(largest, largest_of(numbers[n]));
-      by = factor_for<Code>(t.scales.type, maximum.of(largest), {});
+      by = factor_for<Code, X>(t.scales.type, maximum.of(largest), {});
 #pragma unroll
       for (int n = 0; n < held; ++n) codes[n] = codes_of<Code>(numbers[n], by);
     };

@@ -182,70 +182,6 @@ struct sorted_slots {
   }
 };
 
-// ---- one launch --------------------------------------------------------------------------------
-
-/// Every block counts all slots, and sorts a round of its own.
-__global__ void __launch_bounds__(plan_threads) plan_rounds(plan_parameters const p) {
-  constexpr int warps = plan_threads / 32;
-  constexpr int per_thread = plan_rounds_step / plan_threads;
-  constexpr int at_once = 8;
-  static_assert(plan_rounds_slots < 0x10000);
-  extern __shared__ __align__(16) std::uint8_t memory[];
-  __shared__ std::int64_t warp_sums[warps];
-  __shared__ block_others others;
-  expert_tile<warps> const tile(memory, static_cast<int>(p.plan.experts));  // narrow-ok: a tile
-  // Per expert all slots in the lower half, those before this round in the upper.
-  auto* const counted =
-      reinterpret_cast<std::uint32_t*>(memory + expert_tile<warps>::bytes(tile.width));
-  index_t const slots = p.plan.slots();
-  index_t const begin = index_t{blockIdx.x} * plan_rounds_step;
-
-  sorted_slots<warps, per_thread> mine;
-  mine.load(p, begin, slots, 0, tile.width);
-  others.clear();
-  tile.clear_row(threadIdx.x / 32);
-  for (int e = threadIdx.x; e < tile.width; e += plan_threads) {
-    counted[e] = 0;
-    tile.row(warps)[e] = 0;
-  }
-  __syncthreads();
-  others_seen seen;
-  for (index_t at = 0; at < slots; at += at_once * plan_threads) {
-    index_t id[at_once];
-#pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      index_t const slot = at + i * plan_threads + threadIdx.x;
-      id[i] = slot < slots ? id_of(p, slot) : -1;
-    }
-#pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      index_t const slot = at + i * plan_threads + threadIdx.x;
-      index_t const local = local_of(p, id[i]);
-      if (local >= 0) {
-        atomicAdd(&counted[local], slot < begin ? 0x10001U : 1U);
-      } else if (slot < slots) {
-        seen.add(p, id[i], static_cast<std::uint32_t>(slot));  // narrow-ok: plan_rounds_slots
-      }
-    }
-  }
-  others.add(seen, 0);
-  mine.rank(tile);
-  __syncthreads();
-  for (int e = threadIdx.x; e < tile.width; e += plan_threads) tile.taken[e] = counted[e] >> 16;
-  tile.sum_warps();
-  std::int64_t kept = 0;
-  tile.find_first_rows(p, 0, blockIdx.x == 0, kept, warp_sums,
-                       [&](int e) { return counted[e] & 0xffffU; });
-  __syncthreads();
-  mine.write(p, begin, slots, true, tile);
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    element<std::int64_t>(p.plan.expert_begin, 0) = 0;
-    write_status(p, kept, others);
-  }
-}
-
-// ---- many blocks -------------------------------------------------------------------------------
-
 __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const p) {
   constexpr int per_thread = 4;
   extern __shared__ __align__(16) std::uint8_t memory[];
@@ -277,7 +213,8 @@ __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const
             atomicAdd(&counts[local - tile], 1U);
           } else if (tile == 0 && local < 0) {
             // A chunk of 2^32 slots would make a plan of more than 2 TB.
-            seen.add(p, id[i], static_cast<std::uint32_t>(slot - begin));  // narrow-ok: see above
+            auto const place = static_cast<std::uint32_t>(slot - begin);  // narrow-ok: see above
+            seen.add(p.experts_total, id[i], place);
           }
         }
       }
@@ -342,7 +279,9 @@ __device__ void add_status(plan_parameters const& p, std::int64_t kept) {
       sum[i] = i == plan_others::first_invalid ? min(sum[i], other) : sum[i] + other;
     }
   }
-  if (lane == 0) write_status(p, kept, sum);
+  if (lane != 0) return;
+  auto* const status = static_cast<std::int64_t*>(p.plan.status.data);
+  write_status({status, p.plan.slots(), kept, p.plan.status.stride[0]}, sum);
 }
 
 /// Four blocks per multiprocessor: all chunks of most problems at once.
@@ -392,16 +331,12 @@ __global__ void __launch_bounds__(plan_threads, 4) plan_scatter(plan_parameters 
 kernel<plan_parameters> plan_count_kernel() { return {"plan_count", plan_count}; }
 kernel<plan_parameters> plan_places_kernel() { return {"plan_places", plan_places}; }
 kernel<plan_parameters> plan_scatter_kernel() { return {"plan_scatter", plan_scatter}; }
-kernel<plan_parameters> plan_rounds_kernel() { return {"plan_rounds", plan_rounds}; }
 
 index_t plan_count_shared(index_t experts) {
   return std::min(experts, plan_tile_experts) * index_t{sizeof(std::uint32_t)};
 }
 index_t plan_scatter_shared(index_t experts) {
   return expert_tile<plan_threads / 32>::bytes(std::min(experts, plan_tile_experts));
-}
-index_t plan_rounds_shared(index_t experts) {
-  return expert_tile<plan_threads / 32>::bytes(experts) + experts * index_t{sizeof(std::uint32_t)};
 }
 
 }  // namespace moe64::cuda

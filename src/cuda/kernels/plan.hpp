@@ -63,14 +63,6 @@ inline constexpr int plan_threads = 256;
 [[nodiscard]] index_t plan_count_shared(index_t experts);
 [[nodiscard]] index_t plan_scatter_shared(index_t experts);
 
-/// All of it in one launch: a block for every plan_rounds_step slots, each of which counts all of
-/// them. The largest problem that this pays for:
-inline constexpr index_t plan_rounds_step = 256;
-inline constexpr index_t plan_rounds_slots = 4096;
-inline constexpr index_t plan_rounds_experts = 1024;
-[[nodiscard]] kernel<plan_parameters> plan_rounds_kernel();
-[[nodiscard]] index_t plan_rounds_shared(index_t experts);
-
 /// One block in which every thread walks over all slots for each of its experts.
 inline constexpr int plan_reference_threads = 1024;
 [[nodiscard]] kernel<plan_parameters> plan_reference_kernel();

@@ -33,13 +33,15 @@ __global__ void __launch_bounds__(plan_reference_threads) plan_reference(plan_pa
     index_t const slot = from + threadIdx.x;
     others_seen seen;
     if (slot < slots && local_of(p, id_of(p, slot)) < 0) {
-      seen.add(p, id_of(p, slot), threadIdx.x);
+      seen.add(p.experts_total, id_of(p, slot), threadIdx.x);
       write_slot(p, slot, -1, 0.0F);
     }
     others.add(seen, from);
   }
   __syncthreads();
-  if (threadIdx.x == 0) write_status(p, begin(experts), others);
+  if (threadIdx.x != 0) return;
+  auto* const status = static_cast<std::int64_t*>(p.plan.status.data);
+  write_status({status, p.plan.slots(), begin(experts), p.plan.status.stride[0]}, others);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernel.hpp"
+#include "cuda/kernels/divisor.hpp"
 #include "moe64/tensor.hpp"
 
 namespace moe64::cuda {
@@ -15,6 +16,8 @@ struct quantize_target {
   index_t block_cols;
   float largest_code;
   bool global_divides;
+  divisor row_sixteens;  ///< sixteens of a row, with gaps that complete its last group
+  divisor tiles;         ///< of groups_tile sixteens, that a matrix has
 };
 
 /// What the kernels of quantize read and write.
@@ -29,13 +32,15 @@ struct quantize_parameters {
 [[nodiscard]] kernel<quantize_parameters> quantize_scales_kernel();
 [[nodiscard]] kernel<quantize_parameters> quantize_codes_kernel();
 
-/// Numbers of a row that a thread of the kernels named "groups" holds at a time.
+/// Numbers that a thread of the kernels named "groups" holds at a time, and threads of their
+/// blocks: few, so that few wait for one another.
 inline constexpr int groups_held = 32;
+inline constexpr int groups_threads = 64;
+inline constexpr index_t groups_tile = index_t{groups_threads} * groups_held / 16;
 
-/// A row per block at a time, a scale for every 16, 32, 64, 128, 256 or 512 of its columns, in one
-/// pass. Columns must be
-/// adjacent, their number a multiple of 16, sixteen numbers and sixteen codes aligned to their size
-/// (at most 16 bytes).
+/// A tile per block at a time, a scale for every 16, 32, 64, 128, 256 or 512 columns, in one pass.
+/// Columns must be adjacent, their number a multiple of 16, sixteen numbers and sixteen codes
+/// aligned to their size (at most 16 bytes).
 [[nodiscard]] kernel<quantize_parameters> quantize_groups_kernel(dtype x, dtype values);
 
 /// Numbers of one block of scales that a thread of the kernel below holds, for x of this type.

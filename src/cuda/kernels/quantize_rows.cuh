@@ -41,59 +41,73 @@ struct group_codes {
     for (unsigned distance = lanes_of(t) / 2; distance > 0; distance /= 2) {
       largest = max(largest, __shfl_xor_sync(0xffffffffU, largest, distance));
     }
-    block_factor const by = factor_for<Code>(t.scales.type, largest, global);
+    block_factor const by = factor_for<Code, X>(t.scales.type, largest, global);
     return {codes_of<Code>(x, by), by.scale};
   }
 
-  __device__ void store(quantize_target const& t, index_t expert, index_t row, index_t col) const {
-    store16<Code>(codes_at<Code>(t.values, expert, row, col), codes);
-    if ((threadIdx.x & (lanes_of(t) - 1)) != 0) return;
-    int const shift = __ffsll(t.block_cols) - 1;
-    store_scale(t.scales, offset_of(t.scales, expert, row, col >> shift), scale);
-  }
-
- private:
   /// Lanes that hold one group.
   __device__ static unsigned lanes_of(quantize_target const& t) {
     return static_cast<unsigned>(t.block_cols) / 16;  // narrow-ok: at most 512
   }
 };
 
-/// visit(col) for all columns of a row, sixteen by sixteen spread over the threads of a block:
-/// col[n] is a column of this thread for n in [0, Held), behind the last column where there are no
-/// more.
-template <int Held, class Visit>
-__device__ void for_each_share(index_t cols, Visit const& visit) {
-  for (index_t first = 0; first < cols; first += index_t{16} * Held * blockDim.x) {
-    index_t col[Held];
-#pragma unroll
-    for (int n = 0; n < Held; ++n) col[n] = first + 16 * (threadIdx.x + n * blockDim.x);
-    visit(col);
-  }
-}
+/// Codes from one row on, and the scales of their groups.
+template <dtype Code>
+class group_rows {
+ public:
+  __device__ group_rows(quantize_target const& t, index_t expert, index_t row)
+      : target_(t),
+        codes_(codes_at<Code>(t.values, expert, row, 0)),
+        scales_(offset_of(t.scales, expert, row)) {}
 
-/// A row per block of threads at a time, a scale for each of its groups.
+  /// `down` rows below the first one.
+  __device__ void store(index_t down, index_t col, group_codes<Code> const& made) const {
+    store16<Code>(codes_ + (down * target_.values.stride[1] + col) * bits(Code) / 8, made.codes);
+    if ((threadIdx.x & (group_codes<Code>::lanes_of(target_) - 1)) != 0) return;
+    tensor_view const& scales = target_.scales;
+    index_t const group = col >> (__ffsll(target_.block_cols) - 1);
+    store_scale(scales, scales_ + down * scales.stride[1] + group * scales.stride[2], made.scale);
+  }
+
+ private:
+  quantize_target const& target_;
+  std::uint8_t* codes_;
+  index_t scales_;
+};
+
+/// A tile of groups per block of threads at a time: sixteens of any rows of one matrix, one after
+/// the other. A row is as many sixteens as whole groups have, so that no group is in two warps.
 template <dtype Code, class Source>
 __device__ void quantize_groups_of(Source const& source, quantize_target const& t) {
   constexpr int held = groups_held / 16;
   index_t const rows = count_rows(t.live_rows, t.values.extent[1]), cols = t.values.extent[2];
-  for (index_t task = blockIdx.x; task < t.values.extent[0] * t.values.extent[1];
-       task += gridDim.x) {
-    index_t const expert = t.values.extent[0] == 1 ? 0 : divide(task, t.values.extent[1]);
-    index_t const row = task - expert * t.values.extent[1];
+  auto const across = static_cast<std::uint32_t>(t.row_sixteens.by);  // narrow-ok: can_make_groups
+  for (index_t task = blockIdx.x; task < t.values.extent[0] * t.tiles.by; task += gridDim.x) {
+    index_t const expert = t.values.extent[0] == 1 ? 0 : divided(task, t.tiles);
+    index_t const first = (task - expert * t.tiles.by) * groups_tile;
+    index_t const row = divided(first, t.row_sixteens);
     if (row >= rows) continue;
-    auto const place = source.row(expert, row);
+    auto const begin = static_cast<std::uint32_t>(first - row * across);  // narrow-ok: below across
+    index_t const rows_left = rows - row;
+    auto const from = source.row(expert, row);
+    group_rows<Code> const to(t, expert, row);
     auto const global = global_factor::of(t.global, t.global_divides, expert);
-    for_each_share<held>(cols, [&](index_t const(&col)[held]) {
-      typename Source::fetched inputs[held];
+    typename Source::fetched inputs[held];
+    std::uint32_t down[held], col[held];
+    bool exists[held];
 #pragma unroll
-      for (int n = 0; n < held; ++n) inputs[n] = place.fetch(0, col[n], col[n] < cols);
+    for (int n = 0; n < held; ++n) {
+      std::uint32_t const sixteen = begin + n * groups_threads + threadIdx.x;
+      down[n] = divided_short(sixteen, t.row_sixteens);
+      col[n] = 16 * (sixteen - down[n] * across);
+      exists[n] = down[n] < rows_left && col[n] < cols;
+      inputs[n] = from.fetch(down[n], col[n], exists[n]);
+    }
 #pragma unroll
-      for (int n = 0; n < held; ++n) {
-        auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
-        if (col[n] < cols) made.store(t, expert, row, col[n]);
-      }
-    });
+    for (int n = 0; n < held; ++n) {
+      auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
+      if (exists[n]) to.store(down[n], col[n], made);
+    }
   }
 }
 
@@ -154,7 +168,8 @@ __device__ void quantize_blocks_of(Source const& source, quantize_target const& 
       largest = max(largest, largest_of(x[n]));
     }
     auto const global = global_factor::of(t.global, t.global_divides, expert);
-    block_factor const by = factor_for<Code>(t.scales.type, maximum.of(largest), global);
+    block_factor const by =
+        factor_for<Code, Source::type>(t.scales.type, maximum.of(largest), global);
     if (threadIdx.x == 0) {
       store_scale(t.scales, offset_of(t.scales, expert, grid_row, grid_col), by.scale);
     }

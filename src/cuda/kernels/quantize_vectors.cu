@@ -29,7 +29,7 @@ struct stack_source {
 };
 
 template <dtype X, dtype Code>
-__global__ void __launch_bounds__(1024) quantize_groups(quantize_parameters const p) {
+__global__ void __launch_bounds__(groups_threads) quantize_groups(quantize_parameters const p) {
   quantize_groups_of<Code>(stack_source<X>{p.x}, p.target);
 }
 

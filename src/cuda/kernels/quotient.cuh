@@ -25,15 +25,43 @@ struct block_factor {
   std::uint32_t scale;
   float factor;
   float reciprocal;  ///< of the factor; 0: divide
+  float rest;        ///< of short quotients: what the reciprocal lacks, above zero
 };
 
+/// Whether quotients of these are computed by short_quotient().
+template <dtype Code, dtype X>
+inline constexpr bool takes_short_quotients = bits(X) == 16 &&
+                                              (Code == dtype::e4m3 || Code == dtype::e5m2);
+
+/// x / factor rounded to nearest, for x of at most 11 bits and a factor that is the quotient of
+/// such a number by the largest code, or has 11 bits itself: none of these quotients is so close to
+/// the middle of two floats that the error of this, 2^-46 of it, would matter. Zeros keep their
+/// sign.
+__device__ inline float short_quotient(float x, block_factor const& by) {
+  return __fmaf_rn(x, by.reciprocal, x * by.rest);
+}
+
+/// The reciprocal of an easy factor, and for short quotients its rest.
+template <bool Short>
+__device__ inline block_factor with_reciprocal(std::uint32_t scale, float factor) {
+  if constexpr (!Short) return {scale, factor, reciprocal(factor), 0.0F};
+  float guess;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(factor));
+  // The guess is at most 1 unit off, this one 1 to 3 units too small.
+  float const below = __uint_as_float(__float_as_uint(guess) - 2);
+  return {scale, factor, below, __fmaf_rn(-factor, below, 1.0F) * below};
+}
+
 /// The factor of any block, kept out of the way of the usual ones.
-__device__ __noinline__ inline block_factor unusual_factor(dtype type, std::uint32_t largest,
-                                                           float largest_code,
-                                                           global_factor global) {
+template <bool Short>
+__device__ __noinline__ block_factor unusual_factor(dtype type, std::uint32_t largest,
+                                                    float largest_code, global_factor global) {
   stored_scale const scale = scale_for(type, largest, largest_code, global);
   float const factor = global.applied_to(scale.value);
-  return {scale.code, factor, is_easy_factor(factor) ? reciprocal(factor) : 0.0F};
+  // A global scale makes factors that are not short.
+  bool const easy = is_easy_factor(factor) && !(Short && global.present);
+  if (!easy) return {scale.code, factor, 0.0F, 0.0F};
+  return with_reciprocal<Short>(scale.code, factor);
 }
 
 /// The largest code that quantize uses; integers stay symmetric.
@@ -47,40 +75,18 @@ inline constexpr float largest_code_of = Code == dtype::e4m3   ? 448.0F
 template <dtype Code>
 inline constexpr bool is_integer = Code == dtype::int8 || Code == dtype::int4;
 
-/// The factor of a block whose largest magnitude has the bits `largest`.
-template <dtype Code>
+/// The factor of a block of `X` whose largest magnitude has the bits `largest`.
+template <dtype Code, dtype X>
 __device__ inline block_factor factor_for(dtype type, std::uint32_t largest,
                                           global_factor const& global) {
+  constexpr bool is_short = takes_short_quotients<Code, X>;
   constexpr float most = largest_code_of<Code>, by = 1.0F / most;
   constexpr std::uint32_t low = (127U - 40U) << 23, high = (127U + 60U) << 23;
   if (type == dtype::f32 && !global.present && largest >= low && largest <= high) {
     float const scale = quotient(__uint_as_float(largest), most, by);
-    return {__float_as_uint(scale), scale, reciprocal(scale)};
+    return with_reciprocal<is_short>(__float_as_uint(scale), scale);
   }
-  return unusual_factor(type, largest, most, global);
-}
-
-/// The largest magnitude of eight numbers, as bits of f32: infinity and NaN are larger than all
-/// others.
-template <dtype X>
-__device__ inline std::uint32_t largest_of(raw8<X> const& x) {
-  std::uint32_t largest = 0;
-  if constexpr (X == dtype::f32) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) largest = max(largest, x.word[i] & 0x7fffffffU);
-    return largest;
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) largest = __vmaxu2(largest, x.word[i] & 0x7fff7fffU);
-    std::uint32_t const half = max(largest & 0xffffU, largest >> 16);
-    if constexpr (X == dtype::bf16) return half << 16;
-    return __float_as_uint(decode_float<f16_format>(half));
-  }
-}
-
-/// The signs of four bf16 or f16 as those of four codes of 8 bits.
-__device__ inline std::uint32_t signs_of_four(std::uint32_t lower, std::uint32_t upper) {
-  return __byte_perm(lower, upper, 0x7531) & 0x80808080U;
+  return unusual_factor<is_short>(type, largest, most, global);
 }
 
 /// The codes of eight numbers with a division for each: for any factor, and kept out of the way of
@@ -102,7 +108,11 @@ template <dtype Code, dtype X>
 __device__ inline raw8<Code> easy_codes_of(raw8<X> const& x, block_factor const& by) {
   float numbers[8];
   decode8<X>(x, numbers);
-  if constexpr (is_integer<Code>) {
+  if constexpr (takes_short_quotients<Code, X>) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) numbers[i] = short_quotient(numbers[i], by);
+    return encode8<Code>(numbers);
+  } else if constexpr (is_integer<Code>) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float const exact = quotient(numbers[i], by.factor, by.reciprocal);
@@ -117,16 +127,11 @@ __device__ inline raw8<Code> easy_codes_of(raw8<X> const& x, block_factor const&
       magnitudes[i] = quotient(fabsf(numbers[i]), by.factor, by.reciprocal);
     }
     raw8<Code> codes = encode8<Code>(magnitudes);
-    if constexpr (bits(Code) == 8 && bits(X) == 16) {
-      codes.word[0] |= signs_of_four(x.word[0], x.word[1]);
-      codes.word[1] |= signs_of_four(x.word[2], x.word[3]);
-    } else {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        constexpr int size = bits(Code), in_word = 32 / size;
-        std::uint32_t const sign = __float_as_uint(numbers[i]) >> 31;
-        codes.word[i / in_word] |= sign << (i % in_word * size + size - 1);
-      }
+    for (int i = 0; i < 8; ++i) {
+      constexpr int size = bits(Code), in_word = 32 / size;
+      std::uint32_t const sign = __float_as_uint(numbers[i]) >> 31;
+      codes.word[i / in_word] |= sign << (i % in_word * size + size - 1);
     }
     return codes;
   }
@@ -155,9 +160,22 @@ __device__ inline void store16(void* data, raw16<Code> const& x) {
   }
 }
 
+/// The largest magnitude of sixteen numbers, as bits of f32: infinity and NaN are larger than all
+/// others.
 template <dtype X>
 __device__ inline std::uint32_t largest_of(raw16<X> const& x) {
-  return max(largest_of(x.half[0]), largest_of(x.half[1]));
+  std::uint32_t largest = 0;
+  if constexpr (X == dtype::f32) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      largest = max(largest, x.half[i / 8].word[i % 8] & 0x7fffffffU);
+    }
+    return largest;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = larger_halves<X>(largest, x.half[i / 4].word[i % 4]);
+    return larger_half<X>(largest);
+  }
 }
 
 /// The codes of sixteen numbers divided by the factor of their block.

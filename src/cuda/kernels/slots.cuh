@@ -55,10 +55,10 @@ struct others_seen {
   std::uint32_t skipped = 0, elsewhere = 0, invalid = 0;
   std::uint32_t first_invalid = ~0U;  ///< counted from the chunk's first slot
 
-  __device__ void add(plan_parameters const& p, index_t id, std::uint32_t place) {
-    if (id == -1 || id == p.experts_total) {
+  __device__ void add(index_t experts_total, index_t id, std::uint32_t place) {
+    if (id == -1 || id == experts_total) {
       ++skipped;
-    } else if (id >= 0 && id < p.experts_total) {
+    } else if (id >= 0 && id < experts_total) {
       ++elsewhere;
     } else {
       ++invalid;
@@ -92,29 +92,33 @@ struct block_others {
   }
 };
 
+/// The status of a plan, and what it says beside the others.
+struct status_place {
+  std::int64_t* status;
+  index_t slots, kept;
+  index_t stride = 1;
+};
+
 /// By one thread.
-__device__ inline void write_status(plan_parameters const& p, std::int64_t kept,
+__device__ inline void write_status(status_place const& to,
                                     std::int64_t const (&others)[plan_others::count]) {
-  auto const status = [&](index_t i) -> std::int64_t& {
-    return element<std::int64_t>(p.plan.status, i);
-  };
+  auto const status = [&](index_t i) -> std::int64_t& { return to.status[i * to.stride]; };
   std::int64_t const invalid = others[plan_others::invalid];
-  status(plan_status::kept) = kept;
+  status(plan_status::kept) = to.kept;
   status(plan_status::skipped) = others[plan_others::skipped];
   status(plan_status::elsewhere) = others[plan_others::elsewhere];
-  status(plan_status::dropped) = p.plan.slots() - kept - others[plan_others::skipped] -
-                                 others[plan_others::elsewhere] - invalid;
+  status(plan_status::dropped) =
+      to.slots - to.kept - others[plan_others::skipped] - others[plan_others::elsewhere] - invalid;
   status(plan_status::invalid) = invalid;
   status(plan_status::first_invalid) = invalid > 0 ? others[plan_others::first_invalid] : -1;
 }
 
-__device__ inline void write_status(plan_parameters const& p, std::int64_t kept,
-                                    block_others const& others) {
+__device__ inline void write_status(status_place const& to, block_others const& others) {
   std::int64_t counted[plan_others::count];
   for (int i = 0; i < plan_others::count; ++i) {
     counted[i] = static_cast<std::int64_t>(others.sum[i]);
   }
-  write_status(p, kept, counted);
+  write_status(to, counted);
 }
 
 }  // namespace moe64::cuda

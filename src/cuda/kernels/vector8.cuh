@@ -127,13 +127,61 @@ __device__ inline void decode8(raw8<Type> const& x, float (&out)[8]) {
 template <dtype Type>
 __device__ inline std::uint32_t encode_half_pair(float first, float second) {
   static_assert(Type == dtype::bf16 || Type == dtype::f16);
+  std::uint32_t pair;
   if constexpr (Type == dtype::bf16) {
-    __nv_bfloat162_raw const pair = __floats2bfloat162_rn(first, second);
-    return pair.x | std::uint32_t{pair.y} << 16;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   } else {
-    __half2_raw const pair = __floats2half2_rn(first, second);
-    return pair.x | std::uint32_t{pair.y} << 16;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   }
+  return pair;
+}
+
+/// Each half of a word, bf16 or f16, no more than that of another, and no less; NaN where one is.
+template <dtype Type>
+__device__ inline std::uint32_t at_most_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  if constexpr (Type == dtype::bf16) {
+    asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  }
+  return result;
+}
+template <dtype Type>
+__device__ inline std::uint32_t at_least_halves(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  if constexpr (Type == dtype::bf16) {
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  }
+  return result;
+}
+
+/// The larger magnitude of each half of two words, bf16 or f16, under any sign; NaN is larger than
+/// all others.
+template <dtype Type>
+__device__ inline std::uint32_t larger_halves(std::uint32_t a, std::uint32_t b) {
+#if __CUDA_ARCH__ >= 860
+  std::uint32_t result;
+  if constexpr (Type == dtype::bf16) {
+    asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  } else {
+    asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  }
+  return result;
+#else
+  return __vmaxu2(a & 0x7fff7fffU, b & 0x7fff7fffU);
+#endif
+}
+
+/// The larger one of both halves of a word without their signs, as bits of f32.
+template <dtype Type>
+__device__ inline std::uint32_t larger_half(std::uint32_t word) {
+  std::uint32_t const half = max(word & 0x7fffU, word >> 16 & 0x7fffU);
+  if constexpr (Type == dtype::bf16) return half << 16;
+  return __float_as_uint(
+      __half2float(__ushort_as_half(static_cast<unsigned short>(half))));  // narrow-ok: 15 bits
 }
 
 /// Two numbers as 8-bit floats, the first in the lower byte; too large ones become the largest.

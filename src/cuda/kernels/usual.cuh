@@ -1,0 +1,165 @@
+#pragma once
+
+#include "cuda/kernels/quantize_rows.cuh"
+#include "cuda/kernels/usual.hpp"
+
+namespace moe64::cuda {
+
+/// How many rows there are to do.
+__device__ inline std::uint32_t count_rows(usual_target const& to) {
+  if (to.live_rows == nullptr) return to.rows;
+  index_t const live = max(*to.live_rows, index_t{0});
+  return live < to.rows ? static_cast<std::uint32_t>(live) : to.rows;  // narrow-ok: below rows
+}
+
+/// Sixteens side by side.
+template <dtype Type, int Width>
+struct sixteens {
+  raw16<Type> of[Width];
+};
+
+/// Item of a row of 2-byte numbers.
+template <dtype Type, int Width>
+__device__ inline sixteens<Type, Width> load_item(usual_rows const& rows, std::uint32_t row,
+                                                  std::uint32_t item) {
+  std::uint8_t const* const from =
+      rows.data + std::uint64_t{row} * rows.step + std::uint64_t{32 * Width} * item;
+  sixteens<Type, Width> result;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) result.of[i] = load16<Type>(from + 32 * i);
+  return result;
+}
+
+template <dtype Type, int Width>
+__device__ inline std::uint32_t largest_of(sixteens<Type, Width> const& x) {
+  std::uint32_t largest = largest_of(x.of[0]);
+#pragma unroll
+  for (int i = 1; i < Width; ++i) largest = max(largest, largest_of(x.of[i]));
+  return largest;
+}
+
+template <int Width>
+using item_codes = sixteens<dtype::e4m3, Width>;
+
+template <dtype Type, int Width>
+__device__ inline item_codes<Width> codes_of(sixteens<Type, Width> const& x,
+                                             block_factor const& by) {
+  item_codes<Width> result;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) result.of[i] = codes_of<dtype::e4m3>(x.of[i], by);
+  return result;
+}
+
+template <int Width>
+__device__ inline void store_codes(usual_target const& to, std::uint32_t row, std::uint32_t item,
+                                   item_codes<Width> const& codes) {
+  std::uint8_t* const at =
+      to.codes + std::uint64_t{row} * to.code_step + std::uint64_t{16 * Width} * item;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) store16<dtype::e4m3>(at + 16 * i, codes.of[i]);
+}
+
+/// Items, and so lanes, of one group.
+template <int Width>
+inline constexpr std::uint32_t group_items = usual_group / (16 * Width);
+
+/// The largest of the lanes that hold one group.
+template <int Width>
+__device__ inline std::uint32_t largest_of_group(std::uint32_t largest) {
+#pragma unroll
+  for (std::uint32_t distance = group_items<Width> / 2; distance > 0; distance /= 2) {
+    largest = max(largest, __shfl_xor_sync(0xffffffffU, largest, distance));
+  }
+  return largest;
+}
+
+template <dtype Type>
+__device__ inline block_factor usual_factor(std::uint32_t largest) {
+  return factor_for<dtype::e4m3, Type>(dtype::f32, largest, {});
+}
+
+__device__ inline std::uint32_t items_of_row(usual_target const& to) {
+  return static_cast<std::uint32_t>(to.row_items.by);  // narrow-ok: usual_target_of
+}
+
+/// A source has a type, a width, fetch(row, item), and numbers(fetched) for all lanes of a warp
+/// together. A block has `Threads` threads, which hold `Held` items each at a time.
+template <int Threads, int Held, class Source>
+__device__ void quantize_usual_groups(Source const& source, usual_target const& to) {
+  constexpr int width = Source::width;
+  constexpr std::uint32_t tile = Threads * Held;
+  std::uint32_t const across = items_of_row(to), items = count_rows(to) * across;
+  for (std::uint32_t first = blockIdx.x * tile; first < items; first += gridDim.x * tile) {
+    typename Source::fetched inputs[Held];
+    std::uint32_t row[Held], place[Held];
+    bool exists[Held];
+#pragma unroll
+    for (int n = 0; n < Held; ++n) {
+      std::uint32_t const item = first + n * Threads + threadIdx.x;
+      row[n] = divided_short(item, to.row_items);
+      place[n] = item - row[n] * across;
+      exists[n] = item < items && 16 * width * place[n] < to.cols;
+      // Something is always there, and cheaper to read than zeros to make.
+      inputs[n] = source.fetch(exists[n] ? row[n] : 0, exists[n] ? place[n] : 0);
+    }
+#pragma unroll
+    for (int n = 0; n < Held; ++n) {
+      auto x = source.numbers(inputs[n]);
+      std::uint32_t const largest = exists[n] ? largest_of(x) : 0;
+      block_factor const by = usual_factor<Source::type>(largest_of_group<width>(largest));
+      item_codes<width> const codes = codes_of(x, by);
+      if (!exists[n]) continue;
+      store_codes(to, row[n], place[n], codes);
+      if (threadIdx.x % group_items<width> != 0) continue;
+      to.scales[std::uint64_t{row[n]} * to.scale_step +
+                std::uint64_t{place[n] / group_items<width>} * to.group_step] =
+          __uint_as_float(by.scale);
+    }
+  }
+}
+
+/// The largest of all threads of a block that have the same `which`, below 32: ascending numbers.
+class team_maximum {
+ public:
+  __device__ std::uint32_t of(std::uint32_t mine, std::uint32_t which) {
+    __shared__ std::uint32_t of_team[3][32];
+    // What is used next is cleared while nobody looks at it.
+    std::uint32_t* const now = of_team[turn_];
+    turn_ = turn_ == 2 ? 0 : turn_ + 1;
+    if (first_ && threadIdx.x < 32) now[threadIdx.x] = 0;
+    if (threadIdx.x < 32) of_team[turn_][threadIdx.x] = 0;
+    if (first_) __syncthreads();
+    first_ = false;
+    unsigned const together = __match_any_sync(0xffffffffU, which);
+    std::uint32_t const largest = __reduce_max_sync(together, mine);
+    if ((together & ((1U << (threadIdx.x % 32)) - 1)) == 0) atomicMax(&now[which], largest);
+    __syncthreads();
+    return now[which];
+  }
+
+ private:
+  int turn_ = 0;
+  bool first_ = true;
+};
+
+/// A scale per row, one item per thread.
+template <class Source>
+__device__ void quantize_usual_rows(Source const& source, usual_target const& to) {
+  std::uint32_t const across = items_of_row(to), rows = count_rows(to);
+  std::uint32_t const down = divided_short(threadIdx.x, to.row_items);
+  std::uint32_t const place = threadIdx.x - down * across;
+  std::uint32_t const rows_each = divided_short(blockDim.x, to.row_items);
+  team_maximum maximum;
+  for (std::uint32_t first = blockIdx.x * rows_each; first < rows; first += gridDim.x * rows_each) {
+    bool const exists = down < rows_each && first + down < rows;
+    std::uint32_t const row = exists ? first + down : 0;
+    auto const x = source.numbers(source.fetch(row, exists ? place : 0));
+    block_factor const by =
+        usual_factor<Source::type>(maximum.of(exists ? largest_of(x) : 0, down));
+    if (!exists) continue;
+    if (place == 0) to.scales[std::uint64_t{row} * to.scale_step] = __uint_as_float(by.scale);
+    store_codes(to, row, place, codes_of(x, by));
+  }
+}
+
+}  // namespace moe64::cuda
