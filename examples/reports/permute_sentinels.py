@@ -5,7 +5,7 @@ experts, so that sentinels were kept and real rows dropped; and row offsets over
 sorted as unsigned numbers there, which is right if num_out_tokens is exactly the number of valid slots, and not otherwise.
 
     python permute_sentinels.py
-    python permute_sentinels.py --full     # 262145 rows of 8192: offsets past 2^31, 8 GiB
+    python permute_sentinels.py --full     # 262145 rows of 8192: offsets past 2^31, 13 GiB
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> int:
     nobody, _ = moe_permute(x, torch.full_like(ids, -1), num_out_tokens=0, map_type="index")
     print(f"a rank without tokens: {nobody.shape[0]} rows")
     tokens, cols = (2 ** 18 + 1, 2 ** 13) if options.full else (2 ** 8 + 1, 2 ** 5)
-    x = torch.randn(tokens, cols, device=options.device).bfloat16()
+    x = torch.empty(tokens, cols, dtype=torch.bfloat16, device=options.device).normal_()
     ids = torch.arange(tokens, dtype=torch.int32, device=options.device).remainder(4).view(-1, 1)
     rows, _ = moe_permute(x, ids, num_out_tokens=tokens, map_type="index")
     same = torch.equal(rows, reference(x, ids))

@@ -76,8 +76,9 @@ class Quantized:
 
     values         [experts, rows, cols] (or [rows, cols]) float8_e4m3fn, float8_e5m2, int8; uint8 or int8 bytes with
                    `dtype` saying what they are: "e4m3", "e5m2", or packed two per byte "int4", "fp4"
-    scales         the grid of `layout` (of rows also without the last extent, 1); float32, bfloat16, float16, float8_e8m0fnu, float8_e4m3fn; uint8 bytes with
-                   `scale_dtype` "e8m0" or "e4m3". A scale is always multiplied.
+    scales         the grid of `layout` (of rows also without the last extent, 1); float32, bfloat16, float16,
+                   float8_e8m0fnu, float8_e4m3fn; uint8 bytes with `scale_dtype` "e8m0" or "e4m3". A scale is always
+                   multiplied.
     global_scale   [experts] float32, NVFP4's second level: multiplied, or divided by with global_divides
 
         >>> q = moe64.Quantized(codes, scales, "block:128x128")

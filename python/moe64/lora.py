@@ -21,7 +21,7 @@ from torch import nn
 from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from .formats import Lora
 
-__all__ = ["active_factors", "factors_of", "install"]
+__all__ = ["active_factors", "factors_of", "install", "set_layout"]
 
 _active = threading.local()
 _installed = False
@@ -48,6 +48,27 @@ def factors_of(a: torch.Tensor, b: torch.Tensor, experts: int, scaling: float, l
     return Lora(a.reshape(experts, rank, a.shape[1]), second, scaling)
 
 
+def set_layout(model: nn.Module, layout: str) -> int:
+    """States how B of a model's adapters is laid out over experts, "peft" (the default) or "unsloth"; answers of how many.
+
+    Adapters that unsloth trained say nothing about it in their files. PEFT itself (merging, other experts
+    implementations) reads every B as its own: that is refused for adapters in the other layout.
+
+        >>> model = PeftModel.from_pretrained(model, "trained-by-unsloth")
+        >>> moe64.lora.set_layout(model, "unsloth")
+    """
+    if layout not in ("peft", "unsloth"):
+        raise InvalidArgumentError(f"[lora] layout is '{layout}', neither peft nor unsloth")
+    wrappers = [m for m in model.modules() if type(m).__name__ == "ParamWrapper" and hasattr(m, "parameter_name")]
+    for wrapper in wrappers:
+        wrapper._moe64_layout = layout  # type: ignore[assignment]
+    return len(wrappers)
+
+
+def _layout_of(wrapper: Any) -> str:
+    return getattr(wrapper, "_moe64_layout", "peft")
+
+
 def active_factors(module: nn.Module) -> dict[str, Lora]:
     """The factors that PEFT has switched on for this call of an experts module, by parameter name."""
     return getattr(_active, "modules", {}).get(id(module), {})
@@ -64,6 +85,12 @@ def _is_codes(parameter: torch.Tensor) -> bool:
     return not parameter.dtype.is_floating_point or parameter.element_size() == 1
 
 
+def _require_peft_layout(wrapper: Any) -> None:
+    if _layout_of(wrapper) != "peft":
+        raise UnsupportedError(f"[lora] the adapter of {wrapper.parameter_name} has the layout '{_layout_of(wrapper)}', which "
+                               "PEFT would read as its own: run the experts as experts_implementation=\"moe64\"")
+
+
 def _combined(wrapper: Any, adapters: list[str]) -> Lora:
     """The factors of all active adapters; several are stacked along the rank."""
     parts = []
@@ -71,7 +98,7 @@ def _combined(wrapper: Any, adapters: list[str]) -> Lora:
         a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight
         if a.element_size() == 1:
             raise DtypeMismatchError(f"[lora] adapter '{name}' is {a.dtype}: keep PEFT's autocast_adapter_dtype=True")
-        parts.append(factors_of(a, b, wrapper.num_experts, wrapper.scaling[name]))
+        parts.append(factors_of(a, b, wrapper.num_experts, wrapper.scaling[name], _layout_of(wrapper)))
     if len(parts) == 1:
         return parts[0]
     return Lora(torch.cat([part.a * part.scaling for part in parts], dim=1),
@@ -90,6 +117,7 @@ def install() -> bool:
 
     activate, delta = ParamWrapper._activate_lora, ParamWrapper.get_delta_weight
     move = ParamWrapper._move_adapter_to_device_of_base_layer
+    factors: Any = getattr(ParamWrapper, "get_delta_factors", None)
 
     @contextmanager
     def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
@@ -100,13 +128,13 @@ def install() -> bool:
                 yield
             return
         modules = _active.__dict__.setdefault("modules", {})
-        factors = modules.setdefault(id(base), {})
-        factors[self.parameter_name] = _combined(self, adapters)
+        handed = modules.setdefault(id(base), {})
+        handed[self.parameter_name] = _combined(self, adapters)
         try:
             yield
         finally:
-            del factors[self.parameter_name]
-            if not factors:
+            del handed[self.parameter_name]
+            if not handed:
                 modules.pop(id(base), None)
 
     def get_delta_weight(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -116,7 +144,12 @@ def install() -> bool:
                 f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {self.parameter_name} "
                 "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
                 "(moe64 convert --to bf16)")
+        _require_peft_layout(self)
         return delta(self, adapter_name, *args, **kwargs)
+
+    def get_delta_factors(self: Any, adapter_name: str) -> Any:
+        _require_peft_layout(self)
+        return factors(self, adapter_name)
 
     def _move_adapter_to_device_of_base_layer(self: Any, adapter_name: str, device: Any = None) -> None:
         parameter = self.get_param()
@@ -129,5 +162,7 @@ def install() -> bool:
 
     for function in (_activate_lora, get_delta_weight, _move_adapter_to_device_of_base_layer):
         setattr(ParamWrapper, function.__name__, function)
+    if factors is not None:  # PEFT >= 0.20
+        setattr(ParamWrapper, "get_delta_factors", get_delta_factors)
     _installed = True
     return True

@@ -309,6 +309,18 @@ def test_memory_that_is_used_again_is_not_taken_for_another_layer():
         del gate_up, down
 
 
+def test_checkpointed_layers_have_the_same_gradients_and_no_second_ones():
+    layer = moe64.Experts(E, H, INTER).add_lora(2)
+    x, ids, weights = problem()
+    plain = torch.autograd.grad(layer(x, ids, weights).square().sum(), (x, weights, *layer.parameters()))
+    y = torch.utils.checkpoint.checkpoint(layer, x, ids, weights, use_reentrant=False)
+    again = torch.autograd.grad(y.square().sum(), (x, weights, *layer.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(plain, again))
+    with pytest.raises(RuntimeError):  # a second derivative does not exist, and is not taken for zero
+        first, = torch.autograd.grad(layer(x, ids, weights).square().sum(), x, create_graph=True)
+        torch.autograd.grad(first.sum(), x)
+
+
 def test_numbers_belong_to_the_layer_as_much_as_its_memory():
     gate_up, down = stacks()
     x, ids, weights = (t.detach() for t in problem())

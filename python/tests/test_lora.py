@@ -186,3 +186,25 @@ def test_layouts_of_b_are_by_name_and_checked():
         factors_of(torch.zeros(7, 1), torch.zeros(2, 7), 3, 1.0)
     with pytest.raises(moe64.InvalidArgumentError):
         factors_of(a, b, 3, 1.0, "guess")
+
+
+def test_an_adapter_of_unsloth_is_read_as_such_and_never_by_peft():
+    model = adapted("mixtral")
+    tokens = torch.randint(0, 97, (1, 6))
+    with torch.no_grad():
+        model.base_model.model.set_experts_implementation("moe64")
+        expected = model(tokens).logits
+        for module in model.modules():
+            if type(module).__name__ == "ParamWrapper":  # the same adapter with the rank fastest
+                b = module.lora_B["default"].weight
+                b.copy_(b.reshape(b.shape[0], -1, module.num_experts).transpose(1, 2).reshape(b.shape).clone())
+        assert not torch.equal(model(tokens).logits, expected)
+        assert moe64.lora.set_layout(model, "unsloth") == 4
+        torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-5, atol=1e-5)
+        model.base_model.model.set_experts_implementation("eager")
+        with pytest.raises(moe64.UnsupportedError, match="layout 'unsloth'"):
+            model(tokens)
+        with pytest.raises(moe64.UnsupportedError, match="layout 'unsloth'"):
+            model.merge_adapter()
+    with pytest.raises(moe64.InvalidArgumentError):
+        moe64.lora.set_layout(model, "other")
