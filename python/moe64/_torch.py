@@ -95,6 +95,19 @@ def operator(name: str, schema: str) -> Callable[[Callable], Any]:
     return torch.library.custom_op("moe64::" + name, mutates_args=(), schema=schema)
 
 
+def keeping_types(function: Callable, kept: list[torch.Tensor | None]) -> Callable:
+    """For nn.Module._apply: `function`, but the tensors in `kept` (codes and scales) only follow it to other devices."""
+    names = {id(tensor) for tensor in kept if tensor is not None}
+
+    def apply(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in names:
+            probe = function(tensor.new_empty(0))
+            if probe.dtype != tensor.dtype:
+                return tensor.to(probe.device)
+        return function(tensor)
+    return apply
+
+
 # ---- where work runs ----------------------------------------------------------------------------
 
 _threads: int | None = None

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from ._torch import keeping_types
 from .formats import Activation, ExpertWeights, Granularity, Lora, Projection, Quantized
 from .layer import experts
 
@@ -87,18 +88,8 @@ class Experts(nn.Module):
 
     def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
         """Moves codes and scales to other devices but never to another type: .to(torch.bfloat16) leaves them."""
-        kept = {}
-        for name in self._formats:
-            for key in (name, name + "_scales", name + "_global_scale"):
-                buffer = self._buffers[key]
-                if buffer is not None:
-                    kept[key] = buffer
-        result = super()._apply(fn, recurse)
-        for key, before in kept.items():
-            after = self._buffers[key]
-            if after is not None and after.dtype != before.dtype:
-                self._buffers[key] = before.to(after.device)
-        return result
+        kept = [self._buffers[name + suffix] for name in self._formats for suffix in ("", "_scales", "_global_scale")]
+        return super()._apply(keeping_types(fn, kept), recurse)
 
     def add_lora(self, rank: int, *, alpha: float | None = None, projections: tuple[str, ...] = ("gate_up", "down"),
                  dtype: torch.dtype = torch.float32) -> "Experts":

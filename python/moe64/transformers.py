@@ -24,8 +24,9 @@ from transformers.activations import ACT2FN, GELUActivation
 from transformers.integrations import finegrained_fp8, moe
 
 from . import lora
+from ._torch import keeping_types
 from .checkpoint import inspect, load_experts
-from .errors import InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
+from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
 from .gemm import grouped_gemm
 from .layer import experts
@@ -100,11 +101,14 @@ def _matrix(module: nn.Module, name: str, fused: bool) -> "torch.Tensor | Quanti
     values = getattr(module, name)
     if getattr(module, "is_transposed", False):
         values = values.transpose(1, 2)
-    if values.is_floating_point() and values.element_size() > 1:
-        return values
     if isinstance(module, CodeExperts):
         return module.matrix(name)
     scales = getattr(module, name + "_scale_inv", None)
+    if values.is_floating_point() and values.element_size() > 1:
+        if scales is not None:
+            raise DtypeMismatchError(f"[transformers] {name} of {type(module).__name__} is {values.dtype} beside a "
+                                     f"{name}_scale_inv: its codes were converted without their scale, as by .to(dtype)")
+        return values
     if scales is None:
         raise UnsupportedError(f"[transformers] {name} of {type(module).__name__} is {values.dtype} and there is no "
                                f"{name}_scale_inv: moe64 never reads codes without their scale")
@@ -130,6 +134,8 @@ def weights_of(module: nn.Module, factors: dict[str, Lora] | None = None) -> Exp
     for name in (first, "down_proj"):
         bias = getattr(module, name + "_bias", None) if getattr(module, "has_bias", False) else None
         made.append(Projection(_matrix(module, name, fused=name == "gate_up_proj"), bias, factors.get(name)))
+    if isinstance(module, CodeExperts):
+        return ExpertWeights(made[0], made[1], act, **module.how)
     return ExpertWeights(made[0], made[1], act, interleaved=not getattr(module, "is_concatenated", True),
                          scheme="dynamic" if getattr(module, "activation_scheme", None) == "dynamic" else "unstated")
 
@@ -192,7 +198,7 @@ class CodeExperts(nn.Module):
         self.num_experts = 0
         self.has_gate = weights.activation.gated
         self._formats: dict[str, dict] = {}
-        self._how = {"scheme": weights.scheme, "weight_on": weights.weight_on}
+        self.how: dict[str, Any] = {"scheme": weights.scheme, "weight_on": weights.weight_on}
         self.has_bias = weights.down.bias is not None or weights.gate_up.bias is not None
         for name, projection in (("gate_up_proj" if self.has_gate else "up_proj", weights.gate_up),
                                  ("down_proj", weights.down)):
@@ -211,7 +217,14 @@ class CodeExperts(nn.Module):
         self.register_parameter(name + "_bias", None if projection.bias is None
                                 else nn.Parameter(projection.bias, requires_grad=False))
 
-    def matrix(self, name: str) -> Quantized:
+    def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
+        """Codes and scales go to other devices, but never to another type."""
+        kept = [getattr(self, name + suffix) for name in self._formats for suffix in ("", "_scales", "_global_scale")]
+        return super()._apply(keeping_types(fn, kept), recurse)
+
+    def matrix(self, name: str) -> "torch.Tensor | Quantized":
+        if name not in self._formats:
+            return getattr(self, name)
         return Quantized(getattr(self, name), getattr(self, name + "_scales"),
                          global_scale=getattr(self, name + "_global_scale"), **self._formats[name])
 

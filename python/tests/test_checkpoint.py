@@ -107,4 +107,9 @@ def test_keep_codes_gives_the_logits_of_the_expanded_model(synth, like):
         names = moe64.transformers.keep_codes(model, folder)
         assert names and all(model.get_submodule(name).down_proj.element_size() == 1 for name in names)
         kept = model(tokens).logits
-    assert (kept - expanded).abs().max() <= 0.02 * expanded.abs().max()
+        assert (kept - expanded).abs().max() <= 0.02 * expanded.abs().max()
+        codes = [model.get_submodule(name) for name in names]
+        assert all(moe64.transformers.weights_of(module).scheme == "dynamic" for module in codes)
+        model.to(torch.bfloat16)  # takes everything along but codes and scales
+        assert all(module.down_proj.dtype == torch.float8_e4m3fn for module in codes)
+        assert (model(tokens).logits.float() - kept).abs().max() <= 0.1 * kept.abs().max()

@@ -219,6 +219,13 @@ def test_fp8_experts_that_are_not_frozen_are_refused():
         module(*arguments)
 
 
+def test_fp8_experts_whose_codes_became_numbers_are_refused():
+    module, _ = fp8_experts()
+    module.to(torch.bfloat16)  # PyTorch takes float8 for a floating type
+    with pytest.raises(moe64.DtypeMismatchError, match="converted without their scale"):
+        module(torch.randn(2, 128), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1))
+
+
 def test_fp8_experts_without_scales_are_refused():
     module, _ = fp8_experts()
     del module.gate_up_proj_scale_inv
