@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,15 @@ def test_every_status_has_its_exception():
             assert code > max(_library.BY_CODE)
             break
         assert _library.BY_CODE[code].name == name
+
+
+def test_one_version_everywhere():
+    root = HEADERS.parent
+    if not (root / "pyproject.toml").is_file():
+        pytest.skip("not in a checkout")
+    stated = re.search(r'^version = "(.+)"', (root / "pyproject.toml").read_text(), re.M).group(1)
+    project = re.search(r"VERSION (\S+)", (root / "CMakeLists.txt").read_text().split("project(")[1]).group(1)
+    assert moe64.version() == moe64.__version__ == stated == project
 
 
 def test_the_plain_parts_need_no_torch():

@@ -94,10 +94,34 @@ def test_an_unsound_layer_is_refused(synth):
     assert refused
 
 
-@pytest.mark.parametrize("like", ["glm-4.7-flash", "qwen3-30b"])
+def test_nvfp4_experts_have_their_global_scale(synth):
+    """Transformers 5.22 expands these without it, tens of thousands of times too large."""
+    from safetensors.torch import load_file
+    folder = synth("qwen3-30b-nvfp4")
+    number = moe_layer(folder)
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors.update(load_file(file))
+    numbers = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.cat((numbers, -numbers))
+    down = moe64.dequantize(moe64.load_experts(folder, number).down.weights, dtype=torch.float32)
+    for e in range(down.shape[0]):
+        base = f"model.layers.{number}.mlp.experts.{e}.down_proj.weight_"
+        packed = tensors[base + "packed"].long()
+        codes = torch.stack((numbers[packed & 15], numbers[packed >> 4]), -1).flatten(1)
+        scales = tensors[base + "scale"].float() / tensors[base + "global_scale"]
+        assert torch.equal(down[e], codes * scales.repeat_interleave(16, 1))
+
+
+def distance(ours, theirs):
+    """Of the token in the middle: roundings let a router choose another expert now and then."""
+    return ((ours - theirs).abs().amax(-1).median() / theirs.abs().max()).item()
+
+
+@pytest.mark.parametrize("like", ["glm-4.7-flash", "glm-4.5", "qwen3-30b", "deepseek-v3", "minimax-m2", "gpt-oss"])
 def test_keep_codes_gives_the_logits_of_the_expanded_model(synth, like):
     import moe64.transformers
-    if like == "glm-4.7-flash":
+    if like.startswith("glm"):
         pytest.importorskip("compressed_tensors")
     folder = synth(like)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -107,9 +131,10 @@ def test_keep_codes_gives_the_logits_of_the_expanded_model(synth, like):
         names = moe64.transformers.keep_codes(model, folder)
         assert names and all(model.get_submodule(name).down_proj.element_size() == 1 for name in names)
         kept = model(tokens).logits
-        assert (kept - expanded).abs().max() <= 0.02 * expanded.abs().max()
+        assert distance(kept, expanded) <= 0.01
         codes = [model.get_submodule(name) for name in names]
-        assert all(moe64.transformers.weights_of(module).scheme == "dynamic" for module in codes)
+        scheme = "unstated" if like == "gpt-oss" else "dynamic"
+        assert all(moe64.transformers.weights_of(module).scheme == scheme for module in codes)
         model.to(torch.bfloat16)  # takes everything along but codes and scales
-        assert all(module.down_proj.dtype == torch.float8_e4m3fn for module in codes)
-        assert (model(tokens).logits.float() - kept).abs().max() <= 0.1 * kept.abs().max()
+        assert all(module.down_proj.element_size() == 1 for module in codes)
+        assert distance(model(tokens).logits.float(), kept) <= 0.05
