@@ -83,6 +83,32 @@ def test_quantised_layers_with_lora_and_their_gradients(form):
     compare(ours, theirs, (x, weights, *factors["gate_up"][:2], *factors["down"][:2]))
 
 
+@pytest.mark.parametrize("factor_dtype", [torch.float32, torch.bfloat16])
+def test_bfloat16_training_of_lora_beside_codes(factor_dtype):
+    """The usual way: bfloat16 activations and routing weights, FP8 base, factors in float32 or bfloat16."""
+    (gate, up, down), exact = quantised(FORMATS[0])
+    factors = {"gate_up": [torch.randn(E, 4, H) * 0.3, torch.randn(E, 2 * INTER, 4) * 0.3, 0.5],
+               "down": [torch.randn(E, 2, INTER) * 0.3, torch.randn(E, H, 2) * 0.3, 2.0]}
+    for pair in factors.values():
+        pair[:2] = (t.to(factor_dtype).requires_grad_() for t in pair[:2])
+    x, ids, weights = problem(dtype=torch.bfloat16)
+    weights = weights.detach().bfloat16().requires_grad_()
+    layer = moe64.ExpertWeights(moe64.Projection((gate, up), lora=moe64.Lora(*factors["gate_up"])),
+                                moe64.Projection(down, lora=moe64.Lora(*factors["down"])))
+    inputs = (x, weights, *factors["gate_up"][:2], *factors["down"][:2])
+    ours = moe64.experts(x, ids, weights, layer)
+    double = {name: (a.double(), b.double(), s) for name, (a, b, s) in factors.items()}
+    truth = reference.layer(x.double(), ids, weights.double(), torch.cat(exact[:2], 1).double(), exact[2].double(),
+                            lora=double)
+    assert ours.dtype == torch.bfloat16
+    assert (ours - truth).abs().max() <= 0.02 * truth.abs().max()
+    dy = torch.randn(T, H).bfloat16()
+    for one, other, given in zip(torch.autograd.grad(ours, inputs, dy), torch.autograd.grad(truth, inputs, dy.double()),
+                                 inputs):
+        assert one.dtype == given.dtype
+        assert (one.double() - other.double()).abs().max() <= 0.03 * other.abs().max()
+
+
 def test_a_fused_grid_restarts_at_the_up_half():
     """20 rows per half in blocks of 8 are 3 + 3 scale rows, not the 5 of 40 rows."""
     (gate, up, down), exact = quantised(FORMATS[0])
