@@ -138,6 +138,23 @@ def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
+def test_bfloat16_states_beside_float32_adapters():
+    import reference
+    model, exact, factors = fp8_adapted()
+    x = torch.randn(6, 128).bfloat16().requires_grad_()
+    ids, weights = torch.randint(0, 4, (6, 2)), torch.rand(6, 2)
+    ours = model(x, ids, weights)
+    truth = reference.layer(x.float(), ids, weights, exact["gate_up_proj"], exact["down_proj"], lora=factors)
+    assert ours.dtype == torch.bfloat16
+    near(ours, truth, 0.03, "bfloat16")
+    parameters = [p for n, p in model.named_parameters() if "lora_" in n]
+    dy = torch.randn_like(truth)
+    for one, other in zip(torch.autograd.grad(ours, parameters, dy.bfloat16()),
+                          torch.autograd.grad(truth, parameters, dy)):
+        assert one.dtype == torch.float32
+        near(one, other, 0.04, "gradient")
+
+
 def test_pefts_own_sum_on_codes_is_refused():
     model, _, _ = fp8_adapted()
     model.base_model.model.mlp.experts.get_base_layer().config._experts_implementation = "grouped_mm"
