@@ -3,6 +3,8 @@
     python examples/generate.py                                   # a tiny random FP8 model: token numbers, not words
     python examples/generate.py --model PATH --prompt "Hello"     # a checkpoint of yours
     python examples/generate.py --model PATH --adapter finetuned/adapter
+
+Needs torch and transformers, and compressed-tensors for the tiny model.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ def main() -> int:
         path = options.model
         if path is None:
             path = Path(folder) / "model"
-            subprocess.run([moe64.tool(), "synth", path, "--like", "qwen3-30b", "--scale-down", "32", "--layers", "3"],
+            subprocess.run([moe64.tool(), "synth", path, "--like", "glm-4.5", "--scale-down", "32", "--layers", "3"],
                            check=True, stdout=subprocess.DEVNULL)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, device_map=options.device).eval()
-        tokenizer = AutoTokenizer.from_pretrained(path) if options.model else None
+        tokenizer = AutoTokenizer.from_pretrained(path) if any(path.glob("tokenizer*")) else None
         ids = (tokenizer(options.prompt, return_tensors="pt").input_ids if tokenizer else torch.arange(1, 9)[None])
         ids = ids.to(options.device)
         theirs, theirs_seconds = timed(model, ids, options.tokens)

@@ -93,7 +93,10 @@ class Experts(nn.Module):
 
     def add_lora(self, rank: int, *, alpha: float | None = None, projections: tuple[str, ...] = ("gate_up", "down"),
                  dtype: torch.dtype = torch.float32) -> "Experts":
-        """Adds trainable LoRA factors: A uniform, B zero, scaling alpha / rank (alpha defaults to rank)."""
+        """Adds trainable LoRA factors: A uniform, B zero, scaling alpha / rank (alpha defaults to rank).
+
+        Products are fastest when `dtype` is that of the activations.
+        """
         for name in projections:
             values = getattr(self, name)
             packed = 2 if self._formats.get(name, {}).get("dtype") in ("int4", "fp4") else 1
