@@ -5,6 +5,7 @@ PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 BENCH_SUITE ?= bench/problems/models.txt
 BENCH_ARGS ?=
+PYTEST_ARGS ?=
 TOOL := build/release/bin/moe64
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.hpp' '*.cpp' '*.h' '*.c' '*.cu' '*.cuh')
 
@@ -15,7 +16,7 @@ suite = ctest --test-dir build/release --output-on-failure --no-tests=error --pa
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build build-all dev demo test test-asan tsan gradient property huge slow mutation bench bench-problems \
-        bench-checkpoint bench-gpu sanitize-gpu interop .venv tidy fmt fmt-check fuzz check-tree install clean
+        bench-checkpoint bench-gpu sanitize-gpu interop python wheel .venv tidy fmt fmt-check fuzz check-tree install clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,10 +36,11 @@ dev: setup ## build with assertions and internal checks: build/dev
 demo: build ## the story of an FP8 checkpoint: made, inspected, checked, run, converted, compared, and a broken one caught
 	scripts/demo.sh $(TOOL)
 
-test: check-tree build-all ## all suites but slow, the unit suite under the sanitizers, and the tree check
+test: check-tree build-all ## all suites but slow, the unit suite under the sanitizers, the tree check, the Python package
 	$(call preset,asan)
 	ctest --preset release --parallel $(JOBS)
 	ctest --preset asan --parallel $(JOBS)
+	$(MAKE) python
 
 test-asan: setup ## the unit suite under the address and undefined-behaviour sanitizers
 	$(call preset,asan)
@@ -81,6 +83,17 @@ interop: build .venv ## files and models exchanged with the safetensors package,
 	  .venv/bin/python -m pip install -q -c bench/requirements.txt -r tests/interop/requirements.txt && \
 	  cp tests/interop/requirements.txt .venv/interop.txt; }
 	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m unittest discover -v -s tests/interop -p '*_test.py'
+
+python: build .venv ## the tests of the Python package, with PyTorch, Transformers and PEFT in .venv
+	@cmp -s python/requirements.txt .venv/python.txt || { \
+	  .venv/bin/python -m pip install -q -c bench/requirements.txt -r python/requirements.txt && \
+	  cp python/requirements.txt .venv/python.txt; }
+	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m pytest -q $(PYTEST_ARGS)
+
+wheel: setup ## the Python wheel, with the library and the tool inside: build/wheels
+	@scripts/setup.sh bench
+	python3 -m venv --clear build/wheel-venv && build/wheel-venv/bin/python -m pip install -q --upgrade pip
+	build/wheel-venv/bin/python -m pip wheel . --no-deps -w build/wheels
 
 bench-problems: build ## time the problems of BENCH_SUITE
 	$(TOOL) bench -f $(BENCH_SUITE)

@@ -43,3 +43,11 @@ if(TARGET moe64_cli)
   set_target_properties(moe64_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${moe64_bin_to_lib}")
   install(TARGETS moe64_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
 endif()
+
+# What a wheel carries besides Python: the library under the name that the tool looks for, and the tool.
+if(MOE64_PYTHON_WHEEL)
+  install(FILES $<TARGET_FILE:moe64> DESTINATION lib RENAME $<TARGET_SONAME_FILE_NAME:moe64> COMPONENT python)
+  if(TARGET moe64_cli)
+    install(TARGETS moe64_cli RUNTIME DESTINATION bin COMPONENT python)
+  endif()
+endif()

@@ -25,6 +25,7 @@
 /// A fused gate_up projection, in short: moe64_split_gate_up -> moe64_weights_gate_up ->
 /// moe64_layer_create -> moe64_forward_bytes -> moe64_forward. A layer of a checkpoint:
 /// moe64_checkpoint_open -> moe64_layer_bytes -> moe64_load_layer -> moe64_forward.
+#include "moe64/c/abi.h"
 #include "moe64/c/checkpoint.h"
 #include "moe64/c/cuda.h"
 #include "moe64/c/handles.h"

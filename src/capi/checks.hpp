@@ -95,4 +95,15 @@ template <class Struct>
   return copy;
 }
 
+/// As much of `answer` as the caller's struct has room for; its struct_size stays.
+template <class Struct>
+void answer_into(Struct& out, Struct const& answer, argument const& at) {
+  (void)sized_copy(&out, at);  // a size that cannot be one is refused
+  std::uint64_t const size = out.struct_size;
+  constexpr std::uint64_t head = sizeof(std::uint64_t);
+  std::memcpy(reinterpret_cast<unsigned char*>(&out) + head,
+              reinterpret_cast<unsigned char const*>(&answer) + head,
+              std::min<std::uint64_t>(size, sizeof(Struct)) - head);
+}
+
 }  // namespace moe64::capi

@@ -133,6 +133,18 @@ moe64_tensor to_c(tensor_view const& given) noexcept {
   return tensor;
 }
 
+moe64_quantized to_c(quantized_view const& given) noexcept {
+  moe64_quantized quantized = {};
+  quantized.values = to_c(given.values());
+  quantized.scales = to_c(given.scales());
+  quantized.global.values = to_c(given.global().values);
+  quantized.global.applied = static_cast<moe64_scale_direction>(given.global().applied);
+  quantized.layout.kind = static_cast<moe64_scale_kind>(given.layout().kind);
+  quantized.layout.block_rows = given.layout().block_rows;
+  quantized.layout.block_cols = given.layout().block_cols;
+  return quantized;
+}
+
 moe64_routing_plan to_c(routing_plan const& given) noexcept {
   return {given.tokens,
           given.top_k,

@@ -38,6 +38,7 @@ namespace moe64::capi {
 }
 
 [[nodiscard]] moe64_tensor to_c(tensor_view const& given) noexcept;
+[[nodiscard]] moe64_quantized to_c(quantized_view const& given) noexcept;
 [[nodiscard]] moe64_routing_plan to_c(routing_plan const& given) noexcept;
 
 }  // namespace moe64::capi

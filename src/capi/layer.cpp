@@ -32,6 +32,16 @@ layer_desc to_cpp(moe64_layer_desc const& given, argument const& at) {
           .first_expert = given.first_expert};
 }
 
+moe64_projection_view view_of(projection const& given) {
+  moe64_projection_view view = {};
+  for (int part = 0; part < given.weights.parts(); ++part) {
+    view.parts[part] = to_c(given.weights.part(part));
+  }
+  view.bias[0] = to_c(given.bias[0]);
+  view.bias[1] = to_c(given.bias[1]);
+  return view;
+}
+
 layer_shape to_cpp(moe64_layer_shape const& given, argument const& at) {
   require_zero(given.reserved, at);
   return {.tokens = given.tokens,
@@ -94,6 +104,25 @@ moe64_status moe64_layer_create(const moe64_layer_desc* desc, moe64_layer** laye
 }
 
 void moe64_layer_destroy(moe64_layer* layer) { delete layer; }
+
+moe64_status moe64_layer_look(const moe64_layer* layer, moe64_layer_view* view) {
+  return guarded([&] {
+    argument const at("layer_look");
+    auto const& desc = required(layer, at["layer"]).desc;
+    moe64_layer_view answer = moe64_layer_view_init();
+    answer.gate_up = view_of(desc.gate_up);
+    answer.down = view_of(desc.down);
+    answer.activation.kind = static_cast<moe64_activation>(desc.activation.kind);
+    answer.activation.alpha = desc.activation.alpha;
+    answer.activation.limit = desc.activation.limit;
+    answer.mode = static_cast<moe64_compute_mode>(desc.mode);
+    answer.scheme = static_cast<moe64_activation_scheme>(desc.scheme);
+    answer.weight_on = static_cast<moe64_weight_placement>(desc.weight_on);
+    answer.experts_total = desc.experts_total;
+    answer.first_expert = desc.first_expert;
+    answer_into(required(view, at["view"]), answer, at["view"]);
+  });
+}
 
 moe64_status moe64_resolve_mode(const moe64_layer* layer, moe64_device device,
                                 moe64_compute_mode* mode, char* reason, int64_t reason_bytes) {

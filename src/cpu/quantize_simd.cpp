@@ -76,9 +76,8 @@ void write_scales(quantize_view const& p, panel const& at, float global, float* 
     });
   });
   for (index_t block = 0; block < at.count; ++block) {
-    factor[block] =
-        write_scale(p.target(), largest[block].size(), global, at.expert, at.grid_row,
-                    at.first + block);
+    factor[block] = write_scale(p.target(), largest[block].size(), global, at.expert, at.grid_row,
+                                at.first + block);
   }
 }
 

@@ -195,9 +195,8 @@ void quantize_panel(quantize_view const& p, panel const& at, float global, bool 
                            MOE64_INLINE { largest[block].add(from + col, count, p.x.stride[1]); });
   }
   for (index_t block = 0; block < at.count; ++block) {
-    float const factor =
-        write_scale(p.target(), largest[block].size(), global, at.expert, at.grid_row,
-                    at.first + block);
+    float const factor = write_scale(p.target(), largest[block].size(), global, at.expert,
+                                     at.grid_row, at.first + block);
     tables[block].factor = factor;
     if (is_easy_factor(factor)) {
       tables[block].make(factor);

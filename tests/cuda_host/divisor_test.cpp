@@ -17,7 +17,7 @@ TEST(cuda_divisor, quotients_around_every_multiple) {
         65536, 65537, 6700417, 0x3fffffff, 0x40000000, 0x40000001, 0x7fffffff}) {
     divisor const d = divide_by(by);
     for (index_t const multiple : {index_t{0}, by, 2 * by, last / by / 2 * by, last / by * by, last,
-                                   index_t{1} << 31, index_t{1} << 40, (index_t{1} << 40) * by}) {
+                                   index_t{1} << 31, index_t{1} << 40, (index_t{1} << 31) * by}) {
       for (index_t count = multiple - 2; count <= multiple + 2; ++count) {
         if (count < 0) continue;
         ASSERT_EQ(divided(count, d), count / by) << count << " / " << by;

@@ -91,7 +91,8 @@ TEST(load_layer, has_a_reason_when_more_is_wrong_than_is_kept) {
     add_experts(builder, tensors);
   }
   temp_folder folder;
-  write_checkpoint(folder, builder, [](std::string const&) { return 0; }, 1);
+  write_checkpoint(
+      folder, builder, [](std::string const&) { return 0; }, 1);
   checkpoint_reader const reader(folder.path().string());
   EXPECT_MOE64_ERROR(load(reader, {19}), errc::missing_scale, "layer 19", "180 errors",
                      "has no scale");

@@ -80,6 +80,36 @@ MOE64_API moe64_status moe64_layer_create(const moe64_layer_desc* desc, moe64_la
 /// Frees the handle, not the memory it looks at. NULL does nothing.
 MOE64_API void moe64_layer_destroy(moe64_layer* layer);
 
+/// What a projection of a layer looks at.
+typedef struct moe64_projection_view {
+  moe64_quantized parts[2];  ///< gate and up, or only the first; the second is then absent
+  moe64_tensor bias[2];      ///< per part, or absent
+} moe64_projection_view;
+
+/// What a layer was made of; the memory of the tensors is the caller's own.
+typedef struct moe64_layer_view {
+  uint64_t struct_size;
+  moe64_projection_view gate_up;
+  moe64_projection_view down;
+  moe64_activation_spec activation;
+  moe64_compute_mode mode;
+  moe64_activation_scheme scheme;
+  moe64_weight_placement weight_on;
+  uint8_t reserved[5];
+  int64_t experts_total;
+  int64_t first_expert;
+} moe64_layer_view;
+
+static inline moe64_layer_view moe64_layer_view_init(void) {
+  moe64_layer_view view;
+  moe64_zero_args(&view, sizeof view);
+  return view;
+}
+
+/// *view = what the layer looks at, LoRA left out: the tensors of a layer that moe64_load_layer
+/// made, for programs that keep them in structures of their own.
+MOE64_API moe64_status moe64_layer_look(const moe64_layer* layer, moe64_layer_view* view);
+
 /// *mode = the mode that the layer runs in on `device`; `reason` says why: at most reason_bytes
 /// including the final NUL, cut where it is longer; NULL when reason_bytes is 0. A mode that the
 /// formats rule out is MOE64_UNSUPPORTED.

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""What a call from Python costs besides the library: one token through a small layer, per call.
+
+    PYTHONPATH=python python3 bench/python_call.py
+"""
+
+import time
+
+import torch
+
+import moe64
+from moe64 import _spec, layer
+from moe64._library import library
+from moe64._torch import stream_of
+
+
+def microseconds(call, calls=300, rounds=30):
+    """The best of some rounds: what the call costs when nothing else runs."""
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - start) / calls)
+    return best * 1e6
+
+
+def main():
+    torch.set_num_threads(1)
+    weights = moe64.ExpertWeights(torch.randn(4, 32, 32), torch.randn(4, 32, 16))
+    x, ids, factors = torch.randn(1, 32), torch.tensor([[0, 1]]), torch.rand(1, 2)
+    operands, *how = _spec.flatten(weights)
+    handle = _spec.layer_of(operands, *how)
+    args, scratch_bytes = layer._template(handle, x, ids, factors, False, -1)
+    y, scratch = torch.empty_like(x), torch.empty(scratch_bytes, dtype=torch.uint8)
+    args.x.data, args.expert_ids.data, args.weights.data = x.data_ptr(), ids.data_ptr(), factors.data_ptr()
+    args.y.data, args.scratch.data = y.data_ptr(), scratch.data_ptr()
+    stream = stream_of(x)
+    bare = microseconds(lambda: library().call("forward", handle.handle, args, stream))
+    with torch.no_grad():
+        whole = microseconds(lambda: moe64.experts(x, ids, factors, weights))
+    x.requires_grad_()
+    kept = microseconds(lambda: moe64.experts(x, ids, factors, weights), calls=100)
+    print(f"library {bare:.1f} us, moe64.experts {whole:.1f} us: {whole - bare:.1f} us of Python; "
+          f"with gradients on {kept - bare:.1f} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""moe64: expert layers of mixture-of-experts models, straight from their quantised checkpoints.
+
+    import torch, moe64
+    weights = moe64.ExpertWeights(gate_up, down)          # plain, or quantised with their scales
+    y = moe64.experts(x, top_k_index, top_k_weights, weights)
+
+Importing moe64 needs neither PyTorch nor the library; both are loaded by the first name that uses them.
+`import moe64.transformers` adds "moe64" to the experts implementations of Transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ._library import cuda_devices, library, tool, version
+from .errors import *  # noqa: F403
+from .errors import BY_CODE as _BY_CODE  # noqa: F401
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Granularity": "formats", "Quantized": "formats", "Projection": "formats", "Lora": "formats",
+    "ExpertWeights": "formats", "Activation": "formats",
+    "RoutingPlan": "routing", "plan": "routing", "route": "routing", "gather": "routing", "combine": "routing",
+    "quantize": "numbers", "dequantize": "numbers", "activate": "numbers",
+    "grouped_gemm": "gemm",
+    "experts": "layer", "explain": "layer",
+    "Experts": "module",
+    "load_experts": "checkpoint", "check": "checkpoint", "inspect": "checkpoint",
+    "set_threads": "_torch",
+}
+
+if TYPE_CHECKING:
+    from ._torch import set_threads
+    from .checkpoint import check, inspect, load_experts
+    from .formats import Activation, ExpertWeights, Granularity, Lora, Projection, Quantized
+    from .gemm import grouped_gemm
+    from .layer import experts, explain
+    from .module import Experts
+    from .numbers import activate, dequantize, quantize
+    from .routing import RoutingPlan, combine, gather, plan, route
+
+__all__ = ["__version__", "cuda_devices", "library", "tool", "version", *_LAZY]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'moe64' has no attribute {name!r}")
+    value = getattr(importlib.import_module("." + _LAZY[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_LAZY))

@@ -1,0 +1,162 @@
+"""PyTorch tensors as views of the C ABI: dtypes, devices, streams, threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Callable
+
+import torch
+
+from . import _c
+from ._library import library
+from .errors import DeviceMismatchError, DtypeMismatchError, InvalidArgumentError
+
+_NAMES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16, "e4m3": _c.E4M3, "e5m2": _c.E5M2, "e8m0": _c.E8M0,
+          "int8": _c.INT8, "int4": _c.INT4, "fp4": _c.FP4, "int32": _c.INT32, "int64": _c.INT64, "uint8": _c.UINT8}
+_CODES = {torch.float32: _c.F32, torch.bfloat16: _c.BF16, torch.float16: _c.F16, torch.float8_e4m3fn: _c.E4M3,
+          torch.float8_e5m2: _c.E5M2, torch.int8: _c.INT8, torch.int32: _c.INT32, torch.int64: _c.INT64,
+          torch.uint8: _c.UINT8, torch.bool: _c.UINT8}
+if hasattr(torch, "float8_e8m0fnu"):  # torch >= 2.7
+    _CODES[torch.float8_e8m0fnu] = _c.E8M0
+_PACKED = (_c.INT4, _c.FP4)
+# What bytes may stand for when the caller says so.
+_BYTES = (torch.uint8, torch.int8)
+_BYTE_MEANINGS = ("e4m3", "e5m2", "e8m0", "int8", "int4", "fp4", "uint8")
+
+CPU = _c.Device()
+ABSENT = _c.Tensor()
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn,
+                "e5m2": torch.float8_e5m2, "e8m0": torch.uint8, "int8": torch.int8, "int4": torch.uint8,
+                "fp4": torch.uint8}
+
+
+def code_of(tensor: torch.Tensor, meaning: str | None, what: str) -> int:
+    """The dtype of the C ABI. Bytes have one only if `meaning` says what they stand for."""
+    if meaning is None:
+        code = _CODES.get(tensor.dtype)
+        if code is None:
+            raise DtypeMismatchError(f"[torch] {what} is {tensor.dtype}, which moe64 does not take")
+        return code
+    if meaning not in _NAMES:
+        raise InvalidArgumentError(f"[torch] {what} shall be '{meaning}', which is none of {', '.join(_NAMES)}")
+    code = _NAMES[meaning]
+    if tensor.dtype in _BYTES and meaning in _BYTE_MEANINGS:
+        return code
+    if _CODES.get(tensor.dtype) != code:
+        raise DtypeMismatchError(f"[torch] {what} is {tensor.dtype}, which cannot stand for {meaning}")
+    return code
+
+
+def device_of(tensor: torch.Tensor, what: str = "a tensor") -> _c.Device:
+    device = tensor.device
+    if device.type == "cpu":
+        return CPU
+    if device.type == "cuda":
+        return _c.Device(_c.CUDA, 0, device.index)
+    raise DeviceMismatchError(f"[torch] {what} is on {device}, neither cpu nor cuda")
+
+
+def view(tensor: torch.Tensor | None, what: str, meaning: str | None = None) -> _c.Tensor:
+    """A tensor of rank 1 to 3 as the C ABI sees it; None is absent. The tensor must stay alive while it is used."""
+    if tensor is None:
+        return ABSENT
+    rank = tensor.dim()
+    if not 1 <= rank <= 3:
+        raise InvalidArgumentError(f"[torch] {what} has {rank} dimensions, not 1 to 3")
+    code = _CODES.get(tensor.dtype) if meaning is None else None
+    if code is None:
+        code = code_of(tensor, meaning, what)
+    if tensor.layout is not torch.strided:
+        raise DtypeMismatchError(f"[torch] {what} is {tensor.layout}, not a dense tensor")
+    extent: tuple[int, ...] = tensor.shape
+    stride = tensor.stride()
+    if code in _PACKED:
+        if stride[-1] != 1 and extent[-1] > 1:
+            raise InvalidArgumentError(f"[torch] {what}: rows of packed 4-bit values must be contiguous, stride is "
+                                       f"{stride[-1]}")
+        extent = (*extent[:-1], 2 * extent[-1])
+        stride = (*(2 * step for step in stride[:-1]), 1)
+    result = _c.Tensor(tensor.data_ptr(), code, rank, device_of(tensor, what))
+    result.extent[:rank] = extent
+    result.stride[:rank] = stride
+    return result
+
+
+def workspace(tensor: torch.Tensor | None) -> _c.Workspace:
+    if tensor is None:
+        return _c.Workspace()
+    return _c.Workspace(tensor.data_ptr(), tensor.numel(), device_of(tensor))
+
+
+def operator(name: str, schema: str) -> Callable[[Callable], Any]:
+    """Declares moe64::<name>. Schemas are written out: how PyTorch reads them from annotations differs by version."""
+    return torch.library.custom_op("moe64::" + name, mutates_args=(), schema=schema)
+
+
+def keeping_types(function: Callable, kept: list[torch.Tensor | None]) -> Callable:
+    """For nn.Module._apply: `function`, but the tensors in `kept` (codes and scales) only follow it to other devices."""
+    names = {id(tensor) for tensor in kept if tensor is not None}
+
+    def apply(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in names:
+            probe = function(tensor.new_empty(0))
+            if probe.dtype != tensor.dtype:
+                return tensor.to(probe.device)
+        return function(tensor)
+    return apply
+
+
+# ---- where work runs ----------------------------------------------------------------------------
+
+_threads: int | None = None
+_pools: dict[int, int] = {}
+_pool_lock = threading.Lock()
+
+
+def set_threads(count: int | None) -> None:
+    """How many threads CPU calls use; None (the default) follows torch.get_num_threads(). Results do not depend on it.
+
+        >>> moe64.set_threads(4)
+    """
+    global _threads
+    if count is not None and not 1 <= count <= 4096:
+        raise InvalidArgumentError(f"[set_threads] count is {count}, not in [1, 4096]")
+    _threads = count
+
+
+def _forget_pools() -> None:
+    """In a forked child the threads of the parent's pools do not exist: their handles are dropped, not destroyed."""
+    global _pool_lock
+    _pool_lock = threading.Lock()
+    _pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)
+
+
+def _pool() -> int | None:
+    count = _threads or torch.get_num_threads()
+    if count == 1:
+        return None
+    handle = _pools.get(count)
+    if handle is None:
+        with _pool_lock:
+            handle = _pools.get(count)
+            if handle is None:
+                handle = _pools[count] = library().make("cpu_pool_create", count)
+    return handle
+
+
+def stream_of(tensor: torch.Tensor) -> _c.Stream:
+    """Where work on this tensor is queued: torch's current stream of the tensor's own device, or the CPU's threads."""
+    device = device_of(tensor)
+    if device.kind == _c.CPU:
+        return _c.Stream(CPU, 0, _pool())
+    return _c.Stream(device, 0, torch.cuda.current_stream(tensor.device).cuda_stream or None)
+
+
+def bytes_on(count: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, device=device)

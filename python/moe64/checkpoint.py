@@ -1,0 +1,168 @@
+"""Checkpoints from Python: inspect, check, and the experts of a layer as tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+from typing import Any, Callable
+
+import torch
+
+from . import _c
+from ._library import library, tool
+from ._torch import _CODES, _pool, bytes_on, workspace
+from .errors import BY_CODE, InvalidArgumentError, Moe64Error
+from .formats import Activation, ExpertWeights, Granularity, Projection, Quantized
+
+__all__ = ["check", "inspect", "load_experts"]
+
+_TORCH = {code: dtype for dtype, code in _CODES.items() if dtype is not torch.bool}
+_BYTES = {_c.INT4: "int4", _c.FP4: "fp4", _c.E8M0: "e8m0"}
+
+
+def _run(verb: str, path: "str | os.PathLike[str]", *options: str) -> dict[str, Any]:
+    """One verb of the tool as JSON. Findings are an answer; bad input is an exception."""
+    done = subprocess.run([str(tool()), verb, os.fspath(path), "--json", *options], capture_output=True, text=True,
+                          check=False)
+    if done.returncode not in (0, 1) or not done.stdout.strip():
+        kinds = {2: BY_CODE[12], 6: BY_CODE[13], 130: BY_CODE[14]}
+        raise kinds.get(done.returncode, Moe64Error)(f"[{verb}] {done.stderr.strip() or done.stdout.strip()}")
+    return json.loads(done.stdout)
+
+
+def inspect(path: "str | os.PathLike[str]", *, assume: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What a checkpoint is: model, dialect, the format of every MoE layer, and what is wrong. Reads headers only.
+
+        >>> moe64.inspect("GLM-4.7-Flash-FP8")["model_type"]
+        'glm4_moe_lite'
+    """
+    return _run("inspect", path, *(word for given in assume for word in ("--assume", given)))
+
+
+def check(path: "str | os.PathLike[str]", *, report: "str | os.PathLike[str] | None" = None) -> dict[str, Any]:
+    """Reads every byte of a checkpoint once: missing, inverted or broken scales, NaN codes, statistics of experts.
+
+    report   writes an HTML page there as well
+    The answer has "findings" with level, rule, tensor and text each.
+    """
+    return _run("check", path, *(["--report", os.fspath(report)] if report is not None else []))
+
+
+def _tensor(view: _c.Tensor, memory: torch.Tensor) -> torch.Tensor | None:
+    """A view of the library as a tensor over the memory that it looks at."""
+    if view.rank == 0:
+        return None
+    packed = view.dtype in (_c.INT4, _c.FP4)
+    dtype = torch.uint8 if view.dtype in _BYTES else _TORCH[view.dtype]
+    extent, stride = list(view.extent[:view.rank]), list(view.stride[:view.rank])
+    if packed:
+        extent[-1], stride = (extent[-1] + 1) // 2, [step // 2 for step in stride[:-1]] + [1]
+    item = torch.empty(0, dtype=dtype).element_size()
+    offset = (view.data or memory.data_ptr()) - memory.data_ptr()
+    whole = memory[offset % item: offset % item + (memory.numel() - offset % item) // item * item].view(dtype)
+    return whole.as_strided(extent, stride, (offset - offset % item) // item)
+
+
+def _matrix(part: _c.Quantized, memory: torch.Tensor) -> "torch.Tensor | Quantized":
+    values = _tensor(part.values, memory)
+    assert values is not None
+    if part.layout.kind == _c.NONE:
+        return values
+    scales = _tensor(part.scales, memory)
+    assert scales is not None
+    return Quantized(values, scales, Granularity.from_c(part.layout), _tensor(part.global_.values, memory),
+                     bool(part.global_.applied), _BYTES.get(part.values.dtype), _BYTES.get(part.scales.dtype))
+
+
+def _fuse(gate: Any, up: Any) -> Any:
+    """gate and up as one stack [experts, 2 * inter, ...]; the grid of scales restarts at the up half."""
+    if isinstance(gate, torch.Tensor):
+        if gate.element_size() > 1:
+            return torch.cat((gate, up), dim=1)
+        return torch.cat((gate.view(torch.uint8), up.view(torch.uint8)), dim=1).view(gate.dtype)
+    scale = None
+    if gate.global_scale is not None:
+        scale = torch.stack((gate.global_scale, up.global_scale), dim=1)
+    return Quantized(_fuse(gate.values, up.values), _fuse(gate.scales, up.scales), gate.layout, scale,
+                     gate.global_divides, gate.dtype, gate.scale_dtype)
+
+
+def _projection(view: _c.ProjectionView, memory: torch.Tensor, fused: bool) -> Projection:
+    parts = [_matrix(part, memory) for part in view.parts if part.values.rank]
+    biases = [_tensor(bias, memory) for bias in view.bias if bias.rank]
+    if len(parts) == 1:
+        return Projection(parts[0], biases[0] if biases else None)
+    if fused:
+        return Projection(_fuse(*parts), torch.cat(biases, dim=1) if biases else None)  # type: ignore[arg-type]
+    return Projection(tuple(parts), tuple(biases) if biases else None)
+
+
+def _opened(path: "str | os.PathLike[str]", assume: tuple[str, ...]) -> int:
+    options = _c.CheckpointOptions()
+    words = (ctypes.c_char_p * len(assume))(*(word.encode() for word in assume))
+    if assume:
+        options.assume, options.assume_count = words, len(assume)
+    return library().make("checkpoint_open", os.fsencode(path), options)
+
+
+def load_experts(path: "str | os.PathLike[str]", layer: int, *, first_expert: int = 0, experts: int | None = None,
+                 mtp: bool = False, device: "torch.device | str" = "cpu", fused: bool = False,
+                 assume: tuple[str, ...] = (), progress: Callable[[int, int], bool | None] | None = None
+                 ) -> ExpertWeights:
+    """The experts of one layer of a checkpoint, as they are stored: codes with their scales, never expanded.
+
+    layer          number of the layer in the model; mtp: one of multi-token prediction
+    first_expert   with `experts`, only that part of them
+    device         where the tensors shall be; they are read into host memory first
+    fused          gate and up as one tensor (copied once), not as a pair
+    assume         what the files leave open, such as ("block=128x128",)
+    progress       called with (bytes done, bytes in all); True stops the load
+
+    The result has the activation and the place of the routing weight that the config states.
+
+        >>> weights = moe64.load_experts("GLM-4.7-Flash-FP8", 3)
+        >>> y = moe64.experts(x, ids, routing_weights, weights)
+    """
+    lib = library()
+    request = _c.LayerRequest(layer=layer, mtp=int(mtp), first_expert=first_expert,
+                              experts=-1 if experts is None else experts)
+    if experts is not None and experts < 0:
+        raise InvalidArgumentError(f"[load_experts] experts is {experts}")
+    handle = _opened(path, assume)
+    try:
+        memory = bytes_on(lib.ask("layer_bytes", handle, request), torch.device("cpu"))
+
+        def report(_: int, done: int, total: int) -> int:
+            return int(bool(progress(done, total)))  # type: ignore[misc]
+
+        callback = _c.Progress(report) if progress is not None else _c.Progress()
+        made = lib.make("load_layer", handle, request, workspace(memory), _c.Stream(_c.Device(), 0, _pool()), callback,
+                        None)
+        try:
+            look = _c.LayerView()
+            lib.call("layer_look", made, look)
+        finally:
+            lib.layer_destroy(made)
+    finally:
+        lib.checkpoint_destroy(handle)
+    act = Activation(list(_c.ACTIVATIONS)[look.activation.kind], look.activation.alpha, look.activation.limit)
+    weights = ExpertWeights(_projection(look.gate_up, memory, fused), _projection(look.down, memory, fused), act,
+                            mode=list(_c.MODES)[look.mode], scheme=list(_c.SCHEMES)[look.scheme],
+                            weight_on=list(_c.PLACEMENTS)[look.weight_on], experts_total=look.experts_total,
+                            first_expert=look.first_expert)
+    if torch.device(device).type != "cpu":
+        for projection in (weights.gate_up, weights.down):
+            projection.weights = _moved(projection.weights, device)
+            projection.bias = _moved(projection.bias, device)
+    return weights
+
+
+def _moved(given: Any, device: "torch.device | str") -> Any:
+    if given is None or isinstance(given, torch.Tensor):
+        return given if given is None else given.to(device)
+    if isinstance(given, tuple):
+        return tuple(_moved(part, device) for part in given)
+    return Quantized(given.values.to(device), given.scales.to(device), given.layout, _moved(given.global_scale, device),
+                     given.global_divides, given.dtype, given.scale_dtype)

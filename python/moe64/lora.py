@@ -1,0 +1,168 @@
+"""PEFT's LoRA on expert weights (`target_parameters`), computed beside the frozen base instead of added to it.
+
+PEFT adds the product of both factors to the whole stack of experts before each call; on FP8 codes that sum would ignore
+the scales. While the experts of a model run as "moe64" their adapters are handed over as two thin factors instead:
+
+    config = LoraConfig(r=16, lora_alpha=16, target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
+    model = get_peft_model(model, config)     # after import moe64.transformers
+
+Saving and loading stay PEFT's. Its own product on quantised codes (another implementation, or merging) raises.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import torch
+from torch import nn
+
+from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError, UnsupportedError
+from .formats import Lora
+
+__all__ = ["active_factors", "factors_of", "install", "set_layout"]
+
+_active = threading.local()
+_installed = False
+_TARGETS = ("gate_up_proj", "up_proj", "down_proj")
+
+
+def factors_of(a: torch.Tensor, b: torch.Tensor, experts: int, scaling: float, layout: str = "peft") -> Lora:
+    """Stored factors as [experts, rank, in] and [experts, out, rank].
+
+    a, b     [experts * rank, in] and [out, rank * experts], as adapters are saved
+    layout   of the second extent of b: "peft" has the expert fastest ([out, rank, experts]), "unsloth" the rank
+             ([out, experts, rank]). The file does not say which it is.
+    """
+    if layout not in ("peft", "unsloth"):
+        raise InvalidArgumentError(f"[lora] layout is '{layout}', neither peft nor unsloth")
+    if a.shape[0] % experts or a.shape[0] != b.shape[1]:
+        raise ShapeMismatchError(f"[lora] A is {list(a.shape)} and B {list(b.shape)}, which is no common rank of {experts} "
+                                 "experts")
+    rank = a.shape[0] // experts
+    if layout == "peft":
+        second = b.reshape(b.shape[0], rank, experts).permute(2, 0, 1)
+    else:
+        second = b.reshape(b.shape[0], experts, rank).permute(1, 0, 2)
+    return Lora(a.reshape(experts, rank, a.shape[1]), second, scaling)
+
+
+def set_layout(model: nn.Module, layout: str) -> int:
+    """States how B of a model's adapters is laid out over experts, "peft" (the default) or "unsloth"; answers of how many.
+
+    Adapters that unsloth trained say nothing about it in their files. PEFT itself (merging, other experts
+    implementations) reads every B as its own: that is refused for adapters in the other layout.
+
+        >>> model = PeftModel.from_pretrained(model, "trained-by-unsloth")
+        >>> moe64.lora.set_layout(model, "unsloth")
+    """
+    if layout not in ("peft", "unsloth"):
+        raise InvalidArgumentError(f"[lora] layout is '{layout}', neither peft nor unsloth")
+    wrappers = [m for m in model.modules() if type(m).__name__ == "ParamWrapper" and hasattr(m, "parameter_name")]
+    for wrapper in wrappers:
+        wrapper._moe64_layout = layout  # type: ignore[assignment]
+    return len(wrappers)
+
+
+def _layout_of(wrapper: Any) -> str:
+    return getattr(wrapper, "_moe64_layout", "peft")
+
+
+def active_factors(module: nn.Module) -> dict[str, Lora]:
+    """The factors that PEFT has switched on for this call of an experts module, by parameter name."""
+    return getattr(_active, "modules", {}).get(id(module), {})
+
+
+def _is_ours(base: nn.Module) -> bool:
+    config = getattr(base, "config", None)
+    if getattr(config, "_experts_implementation", None) == "moe64":
+        return True
+    return type(base).__name__ == "CodeExperts" and type(base).__module__ == "moe64.transformers"
+
+
+def _is_codes(parameter: torch.Tensor) -> bool:
+    return not parameter.dtype.is_floating_point or parameter.element_size() == 1
+
+
+def _require_peft_layout(wrapper: Any) -> None:
+    if _layout_of(wrapper) != "peft":
+        raise UnsupportedError(f"[lora] the adapter of {wrapper.parameter_name} has the layout '{_layout_of(wrapper)}', which "
+                               "PEFT would read as its own: run the experts as experts_implementation=\"moe64\"")
+
+
+def _combined(wrapper: Any, adapters: list[str]) -> Lora:
+    """The factors of all active adapters; several are stacked along the rank."""
+    parts = []
+    for name in adapters:
+        a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight
+        if a.element_size() == 1:
+            raise DtypeMismatchError(f"[lora] adapter '{name}' is {a.dtype}: keep PEFT's autocast_adapter_dtype=True")
+        parts.append(factors_of(a, b, wrapper.num_experts, wrapper.scaling[name], _layout_of(wrapper)))
+    if len(parts) == 1:
+        return parts[0]
+    return Lora(torch.cat([part.a * part.scaling for part in parts], dim=1),
+                torch.cat([part.b for part in parts], dim=2), 1.0)
+
+
+def install() -> bool:
+    """Teaches PEFT's ParamWrapper about moe64's experts; answers whether PEFT is there. Done by moe64.transformers."""
+    global _installed
+    if _installed:
+        return True
+    try:
+        from peft.tuners.lora.layer import ParamWrapper
+    except ImportError:
+        return False
+
+    activate, delta = ParamWrapper._activate_lora, ParamWrapper.get_delta_weight
+    move = ParamWrapper._move_adapter_to_device_of_base_layer
+    factors: Any = getattr(ParamWrapper, "get_delta_factors", None)
+
+    @contextmanager
+    def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
+        base = self.get_base_layer()
+        adapters = [name for name in active_adapters or [] if name in self.lora_A]
+        if not adapters or self.parameter_name not in _TARGETS or not _is_ours(base):
+            with activate(self, active_adapters):
+                yield
+            return
+        modules = _active.__dict__.setdefault("modules", {})
+        handed = modules.setdefault(id(base), {})
+        handed[self.parameter_name] = _combined(self, adapters)
+        try:
+            yield
+        finally:
+            del handed[self.parameter_name]
+            if not handed:
+                modules.pop(id(base), None)
+
+    def get_delta_weight(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+        parameter = self.get_param()
+        if _is_codes(parameter):
+            raise UnsupportedError(
+                f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {self.parameter_name} "
+                "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
+                "(moe64 convert --to bf16)")
+        _require_peft_layout(self)
+        return delta(self, adapter_name, *args, **kwargs)
+
+    def get_delta_factors(self: Any, adapter_name: str) -> Any:
+        _require_peft_layout(self)
+        return factors(self, adapter_name)
+
+    def _move_adapter_to_device_of_base_layer(self: Any, adapter_name: str, device: Any = None) -> None:
+        parameter = self.get_param()
+        if not _is_codes(parameter):
+            return move(self, adapter_name, device)
+        for table in (self.lora_A, self.lora_B):  # to the device of the codes, never to their type
+            if adapter_name in table and table[adapter_name].weight.device.type != "meta":
+                table[adapter_name] = table[adapter_name].to(parameter.device)
+        return None
+
+    for function in (_activate_lora, get_delta_weight, _move_adapter_to_device_of_base_layer):
+        setattr(ParamWrapper, function.__name__, function)
+    if factors is not None:  # PEFT >= 0.20
+        setattr(ParamWrapper, "get_delta_factors", get_delta_factors)
+    _installed = True
+    return True

@@ -1,0 +1,142 @@
+"""moe64.Experts: an expert layer as a torch module."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from ._torch import keeping_types
+from .formats import Activation, ExpertWeights, Granularity, Lora, Projection, Quantized
+from .layer import experts
+
+__all__ = ["Experts"]
+
+
+class Experts(nn.Module):
+    """An expert layer: parameters (plain weights, biases, LoRA) and buffers (codes and scales) of an ExpertWeights.
+
+        >>> layer = moe64.Experts(experts=8, hidden=64, inter=32)              # trainable, plain
+        >>> layer = moe64.Experts.from_weights(moe64.load_experts(path, 3))    # frozen codes of a checkpoint
+        >>> layer.add_lora(rank=16)
+        >>> y = layer(x, top_k_index, top_k_weights)
+
+    It can be moved, saved, copied, pickled and compiled like any module; codes keep their type in .to(dtype).
+    """
+
+    down: torch.Tensor
+    up_bias: torch.Tensor
+
+    def __init__(self, experts: int, hidden: int, inter: int, *, activation: "str | Activation" = "silu_glu",
+                 bias: bool = False, interleaved: bool = False, dtype: torch.dtype | None = None,
+                 device: torch.device | str | None = None) -> None:
+        super().__init__()
+        act = Activation.parse(activation)
+        parts = 2 if act.gated else 1
+
+        def made(*shape: int) -> torch.Tensor:
+            bound = 1 / math.sqrt(shape[-1])
+            return torch.empty(shape, dtype=dtype, device=device).uniform_(-bound, bound)
+
+        def zeros(width: int) -> torch.Tensor | None:
+            return torch.zeros(experts, width, dtype=dtype, device=device) if bias else None
+
+        self._adopt(ExpertWeights(Projection(made(experts, parts * inter, hidden), zeros(parts * inter)),
+                                  Projection(made(experts, hidden, inter), zeros(hidden)), act, interleaved),
+                    trainable=True)
+
+    @classmethod
+    def from_weights(cls, weights: ExpertWeights, *, trainable: bool = False) -> "Experts":
+        """A module over existing tensors, without copying. Codes are never trainable."""
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module._adopt(weights, trainable)
+        return module
+
+    def _adopt(self, weights: ExpertWeights, trainable: bool) -> None:
+        self._how = {name: getattr(weights, name) for name in (
+            "activation", "interleaved", "mode", "scheme", "weight_on", "experts_total", "first_expert",
+            "implementation")}
+        self._formats: dict[str, dict] = {}
+        self._scaling: dict[str, float] = {}
+        for name in ("gate_up", "down"):
+            projection: Projection = getattr(weights, name)
+            pair = isinstance(projection.weights, (tuple, list))
+            for part, given in zip((name, "up"), projection.weights if pair else [projection.weights]):
+                self._hold(part, given, trainable)
+            biases = projection.bias if isinstance(projection.bias, (tuple, list)) else [projection.bias]
+            for part, bias in zip((name, "up"), biases):
+                self.register_parameter(part + "_bias", None if bias is None else nn.Parameter(bias, trainable))
+            if projection.lora is not None:
+                self._hold_lora(name, projection.lora)
+
+    def _hold(self, name: str, given: "torch.Tensor | Quantized", trainable: bool) -> None:
+        if isinstance(given, Quantized):
+            self.register_buffer(name, given.values)
+            self.register_buffer(name + "_scales", given.scales)
+            self.register_buffer(name + "_global_scale", given.global_scale)
+            self._formats[name] = {"layout": Granularity.parse(given.layout), "global_divides": given.global_divides,
+                                   "dtype": given.dtype, "scale_dtype": given.scale_dtype}
+        else:
+            self.register_parameter(name, nn.Parameter(given, trainable))
+
+    def _hold_lora(self, name: str, lora: Lora) -> None:
+        self.register_parameter(name + "_lora_a", nn.Parameter(lora.a))
+        self.register_parameter(name + "_lora_b", nn.Parameter(lora.b))
+        self._scaling[name] = float(lora.scaling)
+
+    def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
+        """Moves codes and scales to other devices but never to another type: .to(torch.bfloat16) leaves them."""
+        kept = [self._buffers[name + suffix] for name in self._formats for suffix in ("", "_scales", "_global_scale")]
+        return super()._apply(keeping_types(fn, kept), recurse)
+
+    def add_lora(self, rank: int, *, alpha: float | None = None, projections: tuple[str, ...] = ("gate_up", "down"),
+                 dtype: torch.dtype = torch.float32) -> "Experts":
+        """Adds trainable LoRA factors: A uniform, B zero, scaling alpha / rank (alpha defaults to rank).
+
+        Products are fastest when `dtype` is that of the activations.
+        """
+        for name in projections:
+            values = getattr(self, name)
+            packed = 2 if self._formats.get(name, {}).get("dtype") in ("int4", "fp4") else 1
+            rows = values.shape[1] * (2 if name == "gate_up" and "up" in self._names() else 1)
+            cols = values.shape[2] * packed
+            a = torch.empty(values.shape[0], rank, cols, dtype=dtype, device=values.device)
+            nn.init.kaiming_uniform_(a.view(-1, cols), a=math.sqrt(5))
+            self._hold_lora(name, Lora(a, torch.zeros(values.shape[0], rows, rank, dtype=dtype, device=values.device),
+                                       (rank if alpha is None else alpha) / rank))
+        return self
+
+    def _names(self) -> set[str]:
+        return set(self._parameters) | set(self._buffers)
+
+    def _matrix(self, name: str) -> "torch.Tensor | Quantized":
+        values = getattr(self, name)
+        if name not in self._formats:
+            return values
+        return Quantized(values, getattr(self, name + "_scales"), global_scale=getattr(self, name + "_global_scale"),
+                         **self._formats[name])
+
+    def weights(self) -> ExpertWeights:
+        """The layer's ExpertWeights over its present parameters and buffers."""
+        made = {}
+        for name in ("gate_up", "down"):
+            pair = name == "gate_up" and ("up" in self._parameters or "up" in self._buffers)
+            matrix = (self._matrix(name), self._matrix("up")) if pair else self._matrix(name)
+            bias = getattr(self, name + "_bias")
+            if pair and bias is not None:
+                bias = (bias, self.up_bias)
+            lora = None
+            if name in self._scaling:
+                lora = Lora(getattr(self, name + "_lora_a"), getattr(self, name + "_lora_b"), self._scaling[name])
+            made[name] = Projection(matrix, bias, lora)
+        return ExpertWeights(made["gate_up"], made["down"], **self._how)
+
+    def forward(self, x: torch.Tensor, top_k_index: torch.Tensor,
+                top_k_weights: torch.Tensor | None = None) -> torch.Tensor:
+        return experts(x, top_k_index, top_k_weights, self.weights())
+
+    def extra_repr(self) -> str:
+        values = self.down
+        return f"experts={values.shape[0]}, {self._how['activation'].kind}, {values.dtype}, lora={sorted(self._scaling)}"

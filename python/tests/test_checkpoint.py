@@ -1,0 +1,140 @@
+"""Checkpoints from Python: inspect, check, load_experts, and models whose experts stay as they are stored."""
+
+import subprocess
+
+import pytest
+import torch
+
+import moe64
+
+transformers = pytest.importorskip("transformers", minversion="5.7")
+
+
+@pytest.fixture(scope="module")
+def synth(tmp_path_factory):
+    """synth(like, ...) is the folder of a small checkpoint, made once."""
+    made = {}
+
+    def get(like, *options):
+        key = (like, *options)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("checkpoint") / like
+            subprocess.run([moe64.tool(), "synth", folder, "--like", like, "--scale-down", "32", "--layers", "2",
+                            *options], check=True, capture_output=True)
+            made[key] = folder
+        return made[key]
+    return get
+
+
+def test_inspect_and_check(synth):
+    found = moe64.inspect(synth("glm-4.7-flash"))
+    assert found["model_type"] == "glm4_moe_lite" and found["layers"][0]["gate"]["type"] == "e4m3"
+    assert moe64.check(synth("glm-4.7-flash"))["findings"] == []
+    broken = moe64.check(synth("glm-4.7-flash", "--break", "reciprocal-scale"))
+    assert any(finding["level"] == "error" for finding in broken["findings"])
+    with pytest.raises(moe64.Moe64Error):
+        moe64.inspect("/nonexistent/folder")
+
+
+def moe_layer(folder):
+    return next(layer["layer"] for layer in moe64.inspect(folder)["layers"] if layer["sound"])
+
+
+@pytest.mark.parametrize("like", ["deepseek-v3", "glm-4.7-flash", "qwen3-30b", "minimax-m2", "kimi-k2-thinking",
+                                  "gpt-oss", "qwen3-30b-nvfp4", "deepseek-v3-nvfp4", "mixtral", "llama-4"])
+def test_loaded_experts_run_and_fusing_changes_nothing(synth, like):
+    folder = synth(like)
+    number = moe_layer(folder)
+    pair, fused = moe64.load_experts(folder, number), moe64.load_experts(folder, number, fused=True)
+    hidden, count = pair.down.weights.values.shape[1], pair.down.weights.values.shape[0]
+    x, ids, weights = torch.randn(5, hidden), torch.randint(0, count, (5, 2)), torch.rand(5, 2)
+    y = moe64.experts(x, ids, weights, pair)
+    assert torch.isfinite(y).all() and y.abs().max() > 0
+    assert torch.equal(y, moe64.experts(x, ids, weights, fused))
+
+
+def test_loaded_experts_are_what_safetensors_reads(synth):
+    from safetensors.torch import load_file
+    folder = synth("qwen3-30b")
+    number = moe_layer(folder)
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors.update(load_file(file))
+    weights = moe64.load_experts(folder, number)
+    gate, up = weights.gate_up.weights
+    for part, name in ((gate, "gate_proj"), (up, "up_proj"), (weights.down.weights, "down_proj")):
+        for e in range(part.values.shape[0]):
+            base = f"model.layers.{number}.mlp.experts.{e}.{name}.weight"
+            assert torch.equal(part.values[e].view(torch.uint8), tensors[base].view(torch.uint8))
+            assert torch.equal(part.scales[e], tensors[base + "_scale_inv"])
+
+
+def test_a_part_of_the_experts_and_progress(synth):
+    folder = synth("qwen3-30b")
+    number = moe_layer(folder)
+    seen = []
+    part = moe64.load_experts(folder, number, first_expert=1, experts=2,
+                              progress=lambda done, total: seen.append((done, total)))
+    whole = moe64.load_experts(folder, number)
+    assert part.down.weights.values.shape[0] == 2 and part.first_expert == 1
+    assert torch.equal(part.down.weights.scales, whole.down.weights.scales[1:3])
+    assert seen and seen[-1][0] <= seen[-1][1]
+    with pytest.raises(moe64.InterruptedCallError):
+        moe64.load_experts(folder, number, progress=lambda done, total: True)
+
+
+def test_an_unsound_layer_is_refused(synth):
+    folder = synth("qwen3-30b", "--break", "dropped-scale")
+    refused = 0
+    for layer in moe64.inspect(folder)["layers"]:
+        if not layer["sound"]:
+            refused += 1
+            with pytest.raises(moe64.Moe64Error, match="scale"):
+                moe64.load_experts(folder, layer["layer"])
+    assert refused
+
+
+def test_nvfp4_experts_have_their_global_scale(synth):
+    """Transformers 5.22 expands these without it, tens of thousands of times too large."""
+    from safetensors.torch import load_file
+    folder = synth("qwen3-30b-nvfp4")
+    number = moe_layer(folder)
+    tensors = {}
+    for file in folder.glob("*.safetensors"):
+        tensors.update(load_file(file))
+    numbers = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.cat((numbers, -numbers))
+    down = moe64.dequantize(moe64.load_experts(folder, number).down.weights, dtype=torch.float32)
+    for e in range(down.shape[0]):
+        base = f"model.layers.{number}.mlp.experts.{e}.down_proj.weight_"
+        packed = tensors[base + "packed"].long()
+        codes = torch.stack((numbers[packed & 15], numbers[packed >> 4]), -1).flatten(1)
+        scales = tensors[base + "scale"].float() / tensors[base + "global_scale"]
+        assert torch.equal(down[e], codes * scales.repeat_interleave(16, 1))
+
+
+def distance(ours, theirs):
+    """Of the token in the middle: roundings let a router choose another expert now and then."""
+    return ((ours - theirs).abs().amax(-1).median() / theirs.abs().max()).item()
+
+
+@pytest.mark.parametrize("like", ["glm-4.7-flash", "glm-4.5", "qwen3-30b", "deepseek-v3", "minimax-m2", "gpt-oss"])
+def test_keep_codes_gives_the_logits_of_the_expanded_model(synth, like):
+    import moe64.transformers
+    if like.startswith("glm"):
+        pytest.importorskip("compressed_tensors")
+    folder = synth(like)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.randint(0, 90, (1, 7))
+    with torch.no_grad():
+        expanded = model(tokens).logits
+        names = moe64.transformers.keep_codes(model, folder)
+        assert names and all(model.get_submodule(name).down_proj.element_size() == 1 for name in names)
+        kept = model(tokens).logits
+        assert distance(kept, expanded) <= 0.01
+        codes = [model.get_submodule(name) for name in names]
+        scheme = "unstated" if like == "gpt-oss" else "dynamic"
+        assert all(moe64.transformers.weights_of(module).scheme == scheme for module in codes)
+        model.to(torch.bfloat16)  # takes everything along but codes and scales
+        assert all(module.down_proj.element_size() == 1 for module in codes)
+        assert distance(model(tokens).logits.float(), kept) <= 0.05

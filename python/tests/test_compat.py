@@ -1,0 +1,224 @@
+"""The stand-ins: the contracts and test grids of the peers at small sizes, and the calls that fail there."""
+
+import pytest
+import torch
+
+import moe64
+from moe64.compat import transformer_engine as te
+from moe64.compat import unsloth
+
+BOUNDS = {torch.float32: (1e-6, 1e-6), torch.float16: (3e-3, 1e-5), torch.bfloat16: (2e-2, 1e-5)}
+TOKENS, HIDDEN = 96, 40
+
+
+def index_reference(x, ids, count):
+    flat = ids.flatten().long()
+    order = torch.argsort(torch.where(flat < 0, 1 << 40, flat), stable=True)
+    order = order[flat[order] >= 0][:count]
+    return x[order // ids.shape[1]], order
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("experts", [7, 16])
+@pytest.mark.parametrize("top_k", [2, 5])
+@pytest.mark.parametrize("count", [None, 61])
+def test_index_map(dtype, experts, top_k, count, device):
+    x = torch.rand(TOKENS, HIDDEN, dtype=dtype, device=device, requires_grad=True)
+    ids = torch.stack([torch.randperm(experts)[:top_k] for _ in range(TOKENS)]).int().to(device)
+    probs = torch.rand(TOKENS, top_k, device=device, requires_grad=True)
+    count = count or TOKENS * top_k
+    rows, row_id_map = te.moe_permute(x, ids, count, map_type="index")
+    expected, order = index_reference(x, ids, count)
+    assert torch.equal(rows, expected)
+    assert row_id_map.dtype == torch.int32 and row_id_map.shape == (TOKENS * top_k,)
+    for row in (0, count - 1):  # k-major
+        slot = int(order[row])
+        assert row_id_map[slot % top_k * TOKENS + slot // top_k] == row
+    assert int((row_id_map == -1).sum()) == TOKENS * top_k - count
+    y = te.moe_unpermute(rows, row_id_map, probs, map_type="index")
+    kept = torch.zeros(TOKENS * top_k, device=device).index_fill(0, order, 1.0).view(TOKENS, top_k)
+    truth = (x.float() * (probs * kept).sum(1, keepdim=True)).to(dtype)
+    rtol, atol = BOUNDS[dtype]
+    torch.testing.assert_close(y, truth, rtol=rtol, atol=atol)
+    dy = torch.rand_like(y)
+    for one, other in zip(torch.autograd.grad(y, (x, probs), dy), torch.autograd.grad(truth, (x, probs), dy)):
+        torch.testing.assert_close(one, other, rtol=max(rtol, 1e-5) * 2, atol=max(atol, 1e-4))
+
+
+@pytest.mark.parametrize("experts", [7, 16])
+@pytest.mark.parametrize("with_probs", [False, True])
+@pytest.mark.parametrize("count", [61, 192])
+def test_mask_map(experts, with_probs, count, device):
+    x = torch.rand(TOKENS, HIDDEN, device=device, requires_grad=True)
+    mask = torch.zeros(TOKENS * experts, dtype=torch.bool)
+    mask[torch.randperm(TOKENS * experts)[:count]] = True
+    mask = mask.view(TOKENS, experts).to(device)
+    probs = torch.rand(TOKENS, experts, device=device, requires_grad=True)
+    rows, permuted_probs, row_id_map = te.moe_permute_with_probs(x, probs, mask, count)
+    order = mask.t().nonzero()  # (expert, token)
+    assert torch.equal(rows, x[order[:, 1]]) and torch.equal(permuted_probs, probs[order[:, 1], order[:, 0]])
+    assert torch.equal(te.moe_permute(x, mask.int(), count)[0], rows)
+    assert row_id_map.shape == (TOKENS, 2 * experts + 1) and row_id_map.dtype == torch.int32
+    t = int(mask.sum(1).argmax())
+    n = int(row_id_map[t, -1])
+    assert n == int(mask[t].sum()) and (row_id_map[t, :n].diff() < 0).all()
+    assert all(order[row].tolist() == [expert, t] for row, expert in
+               zip(row_id_map[t, :n].tolist(), row_id_map[t, experts: experts + n].tolist()))
+    y = te.moe_unpermute(rows, row_id_map, probs if with_probs else None, restore_shape=x.shape)
+    truth = x * (mask * probs if with_probs else mask).sum(1, keepdim=True)
+    torch.testing.assert_close(y, truth)
+    inputs = (x, probs) if with_probs else (x,)
+    dy = torch.rand_like(y)
+    for one, other in zip(torch.autograd.grad(y, inputs, dy), torch.autograd.grad(truth, inputs, dy)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("align", [1, 16])
+@pytest.mark.parametrize("merging", [False, True])
+def test_padding_and_its_way_back(align, merging):
+    experts = 8
+    mask = torch.rand(TOKENS, experts) < 0.3
+    x = torch.rand(TOKENS, HIDDEN, requires_grad=True)
+    probs = torch.rand(TOKENS, experts, requires_grad=True)
+    counts = mask.sum(0)
+    rows, moved, row_id_map, offsets, target = te.moe_permute_and_pad_with_probs(x, probs, mask, counts, align)
+    assert torch.equal(target, -(-counts // align) * align) and rows.shape[0] == int(target.sum()) == moved.shape[0]
+    begin = 0
+    for e in range(experts):
+        n = int(counts[e])
+        assert torch.equal(rows[begin:begin + n], x[mask[:, e]])
+        assert (rows[begin + n:begin + int(target[e])] == 0).all()
+        begin += int(target[e])
+    y = te.moe_unpermute(rows, row_id_map, probs if merging else None, restore_shape=x.shape, pad_offsets=offsets)
+    truth = x * (mask * probs if merging else mask).sum(1, keepdim=True)
+    torch.testing.assert_close(y, truth)
+    dy = torch.rand_like(y)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy), torch.autograd.grad(truth, x, dy), rtol=1e-4, atol=1e-5)
+    with pytest.raises(moe64.InvalidArgumentError, match="the routing map has"):
+        te.moe_permute_and_pad_with_probs(x, probs, mask, counts + 1, align)
+
+
+def test_minus_one_wherever_it_stands():
+    """The report's case: half of the slots are -1, and rows must be those of the rest."""
+    torch.manual_seed(0)
+    x, ids = torch.randn(8, 16, dtype=torch.bfloat16), torch.randint(0, 4, (8, 2), dtype=torch.int32)
+    ids.view(-1)[torch.randperm(16)[:8]] = -1
+    for count in (int((ids != -1).sum()), 0, -1):
+        rows, row_id_map = te.moe_permute(x, ids, count, map_type="index")
+        assert torch.equal(rows, index_reference(x, ids, 16)[0])
+    y = te.moe_unpermute(rows, row_id_map, torch.ones(8, 2), map_type="index")
+    torch.testing.assert_close(y.float(), x.float() * (ids != -1).sum(1, keepdim=True), rtol=1e-2, atol=1e-2)
+    more, _ = te.moe_permute(x, ids, 12, map_type="index")
+    assert more.shape == (12, 16) and (more[8:] == 0).all()
+
+
+def test_nobody_is_routed_here():
+    x, ids = torch.randn(5, 6, requires_grad=True), torch.full((5, 3), -1)
+    rows, row_id_map = te.moe_permute(x, ids, 0, map_type="index")
+    assert rows.shape == (0, 6)
+    y = te.moe_unpermute(rows, row_id_map, torch.rand(5, 3), map_type="index")
+    assert y.shape == (5, 6) and (y == 0).all()
+    rows, moved, row_id_map = te.moe_permute_with_probs(x, torch.rand(5, 4), torch.zeros(5, 4, dtype=torch.bool))
+    assert rows.shape == (0, 6) and moved.shape == (0,)
+    y = te.moe_unpermute(rows, row_id_map, restore_shape=x.shape)
+    assert y.shape == (5, 6) and (y == 0).all()
+    y.sum().backward()
+    empty, _ = te.moe_permute(torch.zeros(0, 6), torch.zeros(0, 2, dtype=torch.int32), map_type="index")
+    assert empty.shape == (0, 6)
+
+
+def test_more_than_128_choices_any_width_and_too_small_a_count():
+    x, ids = torch.randn(3, 5), torch.randint(0, 9, (3, 200))
+    rows, row_id_map = te.moe_permute(x, ids, map_type="index")
+    y = te.moe_unpermute(rows, row_id_map, torch.full((3, 200), 1 / 200), map_type="index")
+    torch.testing.assert_close(y, x, rtol=1e-4, atol=1e-4)
+    mask = torch.ones(4, 3, dtype=torch.bool)
+    rows, row_id_map = te.moe_permute(torch.randn(4, 5), mask, 7)
+    assert rows.shape[0] == 7 and int(row_id_map[:, -1].sum()) == 7
+
+
+def test_codes_are_moved_as_they_are():
+    x = torch.randn(6, 10).to(torch.float8_e4m3fn)
+    rows, _ = te.moe_permute(x, torch.randint(0, 3, (6, 2)), map_type="index")
+    assert rows.dtype == torch.float8_e4m3fn and rows.shape == (12, 10)
+
+
+@pytest.mark.parametrize("split", [2, 8])
+def test_chunk_sort_and_back(split):
+    sizes = torch.randint(0, 9, (7 * split,))
+    order = torch.arange(7 * split).view(split, 7).t().flatten()
+    total = int(sizes.sum()) + 3
+    x, probs = torch.rand(total, 6, requires_grad=True), torch.rand(total)
+    y, moved = te.moe_sort_chunks_by_index_with_probs(x, probs, sizes, order.int())
+    pieces = torch.split(torch.arange(total - 3), sizes.tolist())
+    source = torch.cat([*(pieces[i] for i in order.tolist()), torch.arange(total - 3, total)])
+    assert torch.equal(y, x[source]) and torch.equal(moved, probs[source])
+    back = te.moe_sort_chunks_by_index(y, sizes[order], torch.argsort(order))
+    assert torch.equal(back, x)
+    grad, = torch.autograd.grad(back.sum(), x)
+    assert (grad == 1).all()
+
+
+def test_weight_dequant_block_checks_its_grid():
+    x = (torch.randn(130, 70) * 3).to(torch.float8_e4m3fn)
+    s = torch.rand(2, 1) + 0.5
+    y = unsloth.weight_dequant_block(x, s, 128, torch.float32)
+    assert torch.equal(y, x.float() * s.repeat_interleave(128, 0)[:130])
+    with pytest.raises(moe64.ShapeMismatchError, match=r"expected \[2, 1\]"):
+        unsloth.weight_dequant_block(x, s[:1])
+    rectangular = torch.rand(3, 2)
+    y = unsloth.weight_dequant_block(x, rectangular, (64, 48), torch.float32)
+    assert torch.equal(y, x.float() * rectangular.repeat_interleave(64, 0)[:130].repeat_interleave(48, 1)[:, :70])
+
+
+def test_weight_dequant_takes_every_form_and_refuses_the_rest():
+    x = torch.randn(12, 20).to(torch.float8_e4m3fn)
+    for s, grown in ((torch.tensor(0.5), 0.5), (torch.rand(12, 1), None), (torch.rand(12), None)):
+        expected = x.float() * (grown if grown else s.view(-1, 1))
+        assert torch.equal(unsloth.weight_dequant(x, s, torch.float32), expected)
+        assert torch.equal(unsloth.weight_dequant(x, s), expected.bfloat16())
+    column = torch.rand(20, 1)
+    assert torch.equal(unsloth.weight_dequant(x, column, torch.float32), x.float() * column.view(1, -1))
+    grid = torch.rand(1, 1)
+    assert torch.equal(unsloth.weight_dequant(x, grid, torch.float32), x.float() * grid)
+    with pytest.raises(moe64.ShapeMismatchError, match="neither"):
+        unsloth.weight_dequant(x, torch.rand(3, 2))
+    with pytest.raises(moe64.MissingScaleError):
+        unsloth.weight_dequant(x, None)
+
+
+def test_a_block_grid_of_one_column_is_not_a_row_scale():
+    x = torch.randn(300, 100).to(torch.float8_e4m3fn)
+    s = torch.rand(3, 1)
+    assert torch.equal(unsloth.weight_dequant(x, s, torch.float32), x.float() * s.repeat_interleave(128, 0)[:300])
+
+
+def test_act_quant_has_partial_blocks_and_exact_zeros():
+    x = torch.randn(2, 3, 200)
+    x[0, 0, :128] = 0
+    y, s = unsloth.act_quant(x)
+    assert y.shape == x.shape and s.shape == (2, 3, 2) and s[0, 0, 0] == 1 and (y[0, 0, :128].float() == 0).all()
+    back = y.float() * s.repeat_interleave(128, -1)[..., :200]
+    assert (back - x).abs().max() <= x.abs().max() / 16
+
+
+@pytest.mark.parametrize("form", ["tensor", "row", "flat", "block", "small_block"])
+def test_fp8_linear_keeps_its_bias_in_every_form(form):
+    weight = torch.randn(60, 100).to(torch.float8_e4m3fn)
+    scale = {"tensor": torch.tensor(0.3), "row": torch.rand(60, 1), "flat": torch.rand(60), "block": torch.rand(1, 1),
+             "small_block": torch.rand(2, 4)}[form]
+    if form == "small_block":
+        weight.block_size = [32, 25]
+        exact = unsloth.weight_dequant_block(weight, scale, (32, 25), torch.float32)
+    else:
+        exact = unsloth.weight_dequant(weight, scale, torch.float32)
+    x = torch.randn(2, 5, 100, requires_grad=True)
+    bias = torch.randn(60, requires_grad=True)
+    y = unsloth.fp8_linear(x, weight, scale, bias)
+    truth = torch.nn.functional.linear(x, exact, bias)
+    torch.testing.assert_close(y, truth, rtol=1e-4, atol=1e-4)
+    dy = torch.randn_like(y)
+    for one, other in zip(torch.autograd.grad(y, (x, bias), dy), torch.autograd.grad(truth, (x, bias), dy)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    with pytest.raises(moe64.ShapeMismatchError):
+        unsloth.fp8_linear(x, weight, torch.rand(7, 3))

@@ -1,0 +1,86 @@
+"""What only a GPU can show: streams, graphs, sizes past 2^31, devices. Skipped where there is none."""
+
+import pytest
+import torch
+
+import moe64
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+E, H, INTER, K = 8, 256, 128, 2
+
+
+def problem(tokens=64, dtype=torch.bfloat16, device="cuda"):
+    torch.manual_seed(5)
+    weights = moe64.ExpertWeights(torch.randn(E, 2 * INTER, H, device=device, dtype=dtype) * 0.05,
+                                  torch.randn(E, H, INTER, device=device, dtype=dtype) * 0.05)
+    return (torch.randn(tokens, H, device=device, dtype=dtype), torch.randint(-1, E, (tokens, K), device=device),
+            torch.rand(tokens, K, device=device), weights)
+
+
+def test_a_stream_that_is_not_the_default():
+    x, ids, factors, weights = problem()
+    expected = moe64.experts(x, ids, factors, weights)
+    stream = torch.cuda.Stream()
+    source = torch.empty_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # what runs on another stream meanwhile would read the unfilled source
+        source.copy_(x)
+        y = moe64.experts(source, ids, factors, weights)
+    stream.synchronize()
+    assert torch.equal(y, expected)
+
+
+def test_a_graph_reads_tokens_and_routing_anew():
+    x, ids, factors, weights = problem()
+    moe64.experts(x, ids, factors, weights)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = moe64.experts(x, ids, factors, weights)
+    x.normal_()
+    ids.copy_(torch.randint(-1, E, ids.shape, device="cuda"))
+    graph.replay()
+    assert torch.equal(y, moe64.experts(x, ids, factors, weights))
+
+
+def test_compiled_with_gradients():
+    layer = moe64.Experts(E, H, INTER, device="cuda", dtype=torch.bfloat16).add_lora(4)
+    x, ids, factors, _ = problem()
+    x.requires_grad_()
+    compiled = torch.compile(layer, fullgraph=True)
+    for one, other in zip(*(torch.autograd.grad(call(x, ids, factors).float().square().sum(), (x, *layer.parameters()))
+                            for call in (layer, compiled))):
+        assert torch.equal(one, other)
+
+
+def test_ids_that_are_none_are_skipped_and_counted():
+    plan = moe64.plan(torch.tensor([[0, 99], [1, -1]], device="cuda"), E)
+    counts = plan.counts()
+    assert (counts["kept"], counts["skipped"], counts["invalid"], counts["first_invalid"]) == (2, 1, 1, 1)
+
+
+def test_mixed_devices_are_refused():
+    x, ids, factors, weights = problem()
+    with pytest.raises(moe64.DeviceMismatchError):
+        moe64.experts(x.cpu(), ids.cpu(), factors.cpu(), weights)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_the_other_device():
+    x, ids, factors, weights = problem(device="cuda:1")
+    with torch.cuda.device(0):
+        y = moe64.experts(x, ids, factors, weights)
+        assert torch.cuda.current_device() == 0
+    assert y.device == x.device
+    torch.testing.assert_close(y, moe64.experts(x, ids, factors, weights))
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 24 << 30, reason="needs 24 GiB")
+def test_past_2_31_elements():
+    rows = (2 ** 31 + 2 ** 20) // 4096
+    codes = torch.randint(0, 120, (1, rows, 4096), dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+    scales = torch.rand(1, -(-rows // 128), 32, device="cuda")
+    y = moe64.dequantize(codes, scales, "block:128x128")
+    for row in (0, rows // 2, rows - 1):
+        expected = codes[0, row].float() * scales[0, row // 128].repeat_interleave(128)
+        assert torch.equal(y[0, row], expected.bfloat16())
