@@ -47,7 +47,9 @@ support fits_one_launch(plan_args const& args) {
   for (tensor_view const& tensor :
        {args.expert_ids, args.expert_mask, args.weights, plan.slot_to_row, plan.row_to_slot,
         plan.slot_weight, plan.expert_begin, plan.status}) {
-    if (!is_dense(tensor)) return support::no("an array has gaps");
+    if (!is_dense(tensor)) {
+      return support::no(fmt::format("an array {} has gaps", to_string(tensor)));
+    }
   }
   return support::yes();
 }

@@ -2,6 +2,8 @@
 
 #include "core/number.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -47,7 +49,10 @@ support can_make_groups(quantize_target const& target) {
   constexpr index_t most_sixteens = index_t{1} << 27;  // columns of 31 bits
   bool const whole_lanes =
       target.block_cols >= 16 && target.block_cols <= 512 && is_power_of_2(target.block_cols);
-  if (target.row_sixteens.by > most_sixteens) return support::no("rows are too long");
+  if (target.row_sixteens.by > most_sixteens) {
+    return support::no(fmt::format("rows of {} columns: it takes at most {}",
+                                   target.values.extent[2], 16 * most_sixteens));
+  }
   if (target.block_rows == 1 && whole_lanes) return support::yes();
   return refused(target, "1 x 16, 32, 64, 128, 256 or 512");
 }

@@ -44,7 +44,7 @@ void fill(test_tensor& x, double size) {
 
 TEST(cuda_usual, activations_of_many_widths) {
   test::test_plan const p = plan_of(15, 3);
-  for (index_t const inter : {16, 112, 128, 144, 768, 1024, 1040, 2048, 2880, 16400}) {
+  for (index_t const inter : {16, 64, 112, 128, 144, 512, 768, 1024, 1040, 2048, 2880, 16400}) {
     for (dtype const type : {dtype::bf16, dtype::f16}) {
       test_tensor both(type, {45, 2 * inter});
       fill(both, 20.0);
@@ -54,7 +54,7 @@ TEST(cuda_usual, activations_of_many_widths) {
            {activation_spec{activation::silu_glu}, activation_spec{activation::gelu_glu},
             activation_spec{activation::gptoss_glu, 1.702F, 7.0F},
             activation_spec{activation::clamped_silu_glu, 1.0F, 0.3F}}) {
-        for (g const& layout : {g::group(128), g::row(), g::group(64)}) {
+        for (g const& layout : {g::group(128), g::row(), g::group(64), g::group(1024)}) {
           for (dtype const scale : {dtype::f32, dtype::bf16}) {
             SCOPED_TRACE(to_string(gate) + " " + std::string(name(spec.kind)) + " " +
                          to_string(layout) + " " + std::string(name(scale)));

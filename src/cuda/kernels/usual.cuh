@@ -151,7 +151,9 @@ __device__ void quantize_usual_rows(Source const& source, usual_target const& to
   std::uint32_t const rows_each = divided_short(blockDim.x, to.row_items);
   team_maximum maximum;
   for (std::uint32_t first = blockIdx.x * rows_each; first < rows; first += gridDim.x * rows_each) {
-    bool const exists = down < rows_each && first + down < rows;
+    // A group may be longer than the row.
+    bool const in_row = 16 * Source::width * place < to.cols;
+    bool const exists = down < rows_each && first + down < rows && in_row;
     std::uint32_t const row = exists ? first + down : 0;
     auto const x = source.numbers(source.fetch(row, exists ? place : 0));
     block_factor const by =
