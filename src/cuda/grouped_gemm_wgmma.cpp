@@ -87,13 +87,15 @@ int blocks_in(index_t per, index_t extent) {
 
 wgmma_scales scales_of(quantized_view const& q) {
   tensor_view const& scales = q.scales();
+  bool const one_along_k = q.layout().cols_per_scale(q.cols()) >= q.cols();
   return {.data = scales.data,
           .type = scales.type,
           .expert = scales.stride[0],
           .n = scales.stride[1],
-          .k = scales.stride[2],
+          .k = one_along_k ? 0 : scales.stride[2],
           .n_blocks = blocks_in(q.layout().rows_per_scale(q.rows()), q.rows()),
-          .k_blocks = blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
+          .k_blocks =
+              one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
 }
 
 /// From the rows that an expert has on average; whatever it says, the bits are the same.
@@ -182,7 +184,7 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
   wgmma_shape const shape = grouped_gemm_wgmma_shape(size);
   grouped_gemm_wgmma_parameters p = parameters(args, where);
-  p.once = each <= shape.rows;
+  p.once = each <= shape.rows + shape.rows / 8;
   index_t const tiles =
       checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, shape.outs));
