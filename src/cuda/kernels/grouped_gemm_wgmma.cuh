@@ -78,12 +78,19 @@ class tile_reader {
   __device__ tile_reader(gemm_tile const* tiles, ring_barriers<tile_slots>& ring)
       : tiles_(tiles), ring_(ring) {}
   __device__ bool next(gemm_tile& tile) {
+    tile = await();
+    done();
+    return tile.expert >= 0;
+  }
+  /// The next tile, in shared memory until done(): for those who have no registers to keep it in.
+  __device__ gemm_tile const& await() {
     ring_.await_filled(at_);
-    tile = tiles_[at_.slot];
+    return tiles_[at_.slot];
+  }
+  __device__ void done() {
     __syncwarp();
     if (lane_number() == 0) arrive(ring_.used[at_.slot]);
     at_.next();
-    return tile.expert >= 0;
   }
 
  private:
@@ -155,23 +162,10 @@ class stage_loader {
   }
 
  private:
-  /// Boxes of 64 outputs; of a pair's each block copies every other one, to both.
   __device__ void load_weights(gemm_tile const& tile, int k, std::uint8_t* to,
                                shared_barrier& filled) const {
-    tensor_map const* const map = &p_.weights[tile.part];
-#pragma unroll
-    for (int i = 0; i < 2 * Tile::blocks; i += Tile::cluster) {
-      int const box = i + rank_;
-      std::uint8_t* const there = to + box * 64 * 128;
-      if constexpr (Tile::cluster == 1) {
-        cute::SM90_TMA_LOAD_3D::copy(map, &filled, weights_hint_, there, k, tile.out + box * 64,
-                                     tile.expert);
-      } else {
-        constexpr std::uint16_t both = 3;
-        cute::SM90_TMA_LOAD_MULTICAST_3D::copy(map, &filled, both, weights_hint_, there, k,
-                                               tile.out + box * 64, tile.expert);
-      }
-    }
+    cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_, to, k, tile.out,
+                                 tile.expert);
   }
   /// Boxes of 128 rows down to 8: any number of eights. Rows behind the tile are of no use, and
   /// never reach y.

@@ -41,11 +41,18 @@ __device__ void load_output_terms(grouped_gemm_wgmma_parameters const& p, gemm_t
 }
 
 /// Two numbers of y.
+template <bool Bf16>
+__device__ __forceinline__ std::uint32_t packed(float a, float b) {
+  if constexpr (Bf16) {
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<std::uint32_t const*>(&pair);
+  } else {
+    __half2 const pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<std::uint32_t const*>(&pair);
+  }
+}
 __device__ inline std::uint32_t packed(float a, float b, bool bf16) {
-  __nv_bfloat162 const narrow = __floats2bfloat162_rn(a, b);
-  __half2 const half = __floats2half2_rn(a, b);
-  return bf16 ? *reinterpret_cast<std::uint32_t const*>(&narrow)
-              : *reinterpret_cast<std::uint32_t const*>(&half);
+  return bf16 ? packed<true>(a, b) : packed<false>(a, b);
 }
 
 /// Outputs [out, out + 8) of a row, those that its part has.

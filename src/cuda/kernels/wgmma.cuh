@@ -82,18 +82,18 @@ MOE64_PRODUCTS(136)
 
 template <class Numbers, int Rows, std::size_t... I>
 __device__ __forceinline__ void multiply_step(std::uint64_t left, std::uint64_t right,
-                                              float (&sums)[Rows / 2], bool fresh,
+                                              float* sums, bool fresh,
                                               std::index_sequence<I...>) {
   using cute::SM90::GMMA::ScaleOut;
   Numbers::template product<Rows>::fma(left, right, sums[I]...,
                                        fresh ? ScaleOut::Zero : ScaleOut::One);
 }
 
-/// The products over one row of 128 bytes; they begin and end with others in begin_products and
-/// commit_products. `fresh`: sums are set, otherwise added to.
+/// The products over one row of 128 bytes, as a part of what is committed next. `sums`: Rows / 2 of
+/// this thread, in registers. `fresh`: they are set, otherwise added to.
 template <class Numbers, int Rows>
 __device__ __forceinline__ void multiply_stage(operand_place const& left,
-                                               operand_place const& right, float (&sums)[Rows / 2],
+                                               operand_place const& right, float* sums,
                                                bool fresh) {
 #pragma unroll
   for (unsigned k = 0; k < 128; k += 32) {
