@@ -53,34 +53,6 @@ struct row_split {
   [[nodiscard]] __device__ int copied() const { return blocks * 64 + (rest ? 32 : 0); }
 };
 
-/// By warp 0, which is ahead of the others: to find a tile takes several answers of memory.
-template <class Tile>
-__device__ void publish_wide_tiles(expert_tiles const& tiles, index_t tiles_each,
-                                   wide_memory<Tile>& memory) {
-  ring_place<tile_slots> at;
-  for (index_t number = blockIdx.x / Tile::cluster;; number += gridDim.x / Tile::cluster) {
-    gemm_tile tile = {-1, 0, 0, 0, 0};
-    if (number < tiles.count()) {
-      tile_place const place = tiles.at(number);
-      tile.expert = static_cast<int>(place.expert);  // narrow-ok: host looked
-      tile.row = static_cast<int>(place.row_begin);  // narrow-ok: host looked
-      tile.rows = within(place.rows, Tile::most_rows);
-      tile.part = place.out_tile >= tiles_each ? 1 : 0;
-      index_t const pair = place.out_tile - tile.part * tiles_each;
-      tile.out = static_cast<int>((pair * Tile::cluster + rank_in_cluster()) *
-                                  Tile::outs);  // narrow-ok: host looked
-    }
-    memory.tiles.await_free(at);
-    if (lane_number() == 0) {
-      memory.tile[at.slot] = tile;
-      arrive(memory.tiles.filled[at.slot]);
-    }
-    __syncwarp();
-    at.next();
-    if (tile.expert < 0) return;
-  }
-}
-
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>
 class wide_loader {

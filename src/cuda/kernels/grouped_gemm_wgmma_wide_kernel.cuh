@@ -64,7 +64,9 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
     if (warp_number() == 0) {
-      publish_wide_tiles(tiles, tiles_each, memory);
+      publish_tiles(tiles,
+                    {tiles_each, Tile::outs, Tile::most_rows, Tile::cluster, rank_in_cluster()},
+                    memory);
     } else if (warp_number() == 1) {
       tile_reader reader(memory.tile, memory.tiles);
       wide_loader<Tile> loader(p, memory);
