@@ -15,7 +15,8 @@ machine_limits measure_cuda_limits(moe64::device where) {
   cuda_buffer const to(bytes, where);
   cuda_fill(from.memory().data, 1, bytes, queue.get());
   cuda_timer timer(where);
-  // The median, as of everything that is held against it: the first copies find a cool card.
+  // The median, as of everything that is held against it: the first copies find a cool card. Each
+  // takes milliseconds, of which its start is next to nothing, as in the times of operations.
   constexpr std::size_t copies = 21;
   std::array<double, copies> seconds{};
   for (double& one : seconds) {
