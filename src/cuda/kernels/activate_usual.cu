@@ -1,5 +1,5 @@
 #include "cuda/kernels/activation_table.cuh"
-#include "cuda/kernels/usual.cuh"
+#include "cuda/kernels/staying.cuh"
 
 namespace moe64::cuda {
 namespace {
@@ -18,6 +18,12 @@ struct gate_up_source {
     load(result.gate, p.gate, row, item);
     if (is_gated(Kind)) load(result.up, p.up, row, item);
     return result;
+  }
+
+  __device__ void ahead(std::uint32_t row, std::uint32_t item, std::uint32_t count) const {
+    constexpr std::uint32_t size = 32 * width;
+    fetch_ahead(item_at<width>(p.gate, row, item), count * size);
+    if (is_gated(Kind)) fetch_ahead(item_at<width>(p.up, row, item), count * size);
   }
 
   __device__ static sixteens<Type, width> as_item(fetched const& made) {
@@ -64,12 +70,25 @@ __global__ void __launch_bounds__(usual_threads, 16)
   quantize_usual_groups<usual_threads, 1>(computed_source<Kind, Type>{{p}}, p.to);
 }
 
+/// What is to do is shared out first, so that inputs are on their way while the table is made.
+template <class Share, activation Kind>
+__device__ void activate_staying(activate_usual_parameters const& p) {
+  __shared__ float numbers[gate_table_entries];
+  Share share(gate_up_source<Kind, dtype::bf16>{p}, p.to);
+  gate_table<Kind> const table(numbers, p.spec);
+  share.quantize(table_source<Kind>{{p}, table});
+}
+
 template <activation Kind>
 __global__ void __launch_bounds__(gate_table_threads)
     activate_usual_table(activate_usual_parameters const p) {
-  __shared__ float numbers[gate_table_entries];
-  gate_table<Kind> const table(numbers, p.spec);
-  quantize_usual_groups<gate_table_threads, 1>(table_source<Kind>{{p}, table}, p.to);
+  activate_staying<staying_groups, Kind>(p);
+}
+
+template <activation Kind>
+__global__ void __launch_bounds__(gate_table_threads)
+    activate_usual_table_rows(activate_usual_parameters const p) {
+  activate_staying<staying_rows, Kind>(p);
 }
 
 template <activation Kind, dtype Type>
@@ -93,6 +112,12 @@ handle activate_usual_table_kernel(activation kind) {
   constexpr char const* name = "activate_usual_table";
   if (kind == activation::gelu) return {name, activate_usual_table<activation::gelu>};
   return {name, activate_usual_table<activation::gelu_glu>};
+}
+
+handle activate_usual_table_rows_kernel(activation kind) {
+  constexpr char const* name = "activate_usual_table_rows";
+  if (kind == activation::gelu) return {name, activate_usual_table_rows<activation::gelu>};
+  return {name, activate_usual_table_rows<activation::gelu_glu>};
 }
 
 handle activate_usual_rows_kernel(activation kind, dtype type) {

@@ -70,6 +70,8 @@ inline constexpr int usual_row_threads = 512;
 /// A scale per row: as many rows per block at a time as its threads have items for.
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_rows_kernel(activation kind,
                                                                            dtype type);
+/// The same by a table: whole rows of warps, a block per multiprocessor.
+[[nodiscard]] kernel<activate_usual_parameters> activate_usual_table_rows_kernel(activation kind);
 /// Groups or a scale per row; a token per block at a time, two sixteens per thread.
 [[nodiscard]] kernel<gather_usual_parameters> gather_usual_kernel(dtype x, bool in_groups);
 
