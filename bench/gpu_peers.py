@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import time
 
 import torch
 
@@ -17,7 +18,8 @@ def between_events(body):
 
 
 def seconds_of(body):
-    """Median over replays of a CUDA graph that repeats body() until it takes two milliseconds, as moe64 is timed."""
+    """Median over replays of a CUDA graph that repeats body() until it takes two milliseconds, with a rest after each: as
+    moe64 is timed."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -29,7 +31,11 @@ def seconds_of(body):
         for _ in range(times):
             body()
     graph.replay()
-    return statistics.median(between_events(graph.replay) for _ in range(20)) / times
+    found = []
+    for _ in range(20):
+        found.append(between_events(graph.replay))
+        time.sleep(found[-1])
+    return statistics.median(found) / times
 
 
 def numbers(*shape):

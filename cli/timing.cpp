@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <thread>
 #include <vector>
 
 namespace moe64::cli {
@@ -40,7 +41,8 @@ double device_seconds(cuda_timer& timer, stream where, Body const& body) {
 /// Replays of a graph of so many executions that it takes two milliseconds at least: the time of
 /// the device, without that of the host which queues the work, and with next to nothing of the 2 to
 /// 4 microseconds that a graph takes to start, as a copy that takes as long has next to nothing of
-/// them. The executions take turns among the routings.
+/// them. Between replays the device rests as long as it worked: without pauses its clock may fall
+/// by a third within a second. The executions take turns among the routings.
 timing time_on_cuda(cases::problem_case& c, stream where, double min_seconds, progress_bar& bar) {
   constexpr double least_seconds = 2e-3;
   constexpr index_t most_rounds = 500;
@@ -59,8 +61,10 @@ timing time_on_cuda(cases::problem_case& c, stream where, double min_seconds, pr
   });
   graph.replay(where);  // the first one moves it to the device
   cuda_wait(where);
+  double seconds = 0.0;
   return repeat(10, min_seconds, bar, [&](index_t) {
-    double const seconds = device_seconds(timer, where, [&] { graph.replay(where); });
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    seconds = device_seconds(timer, where, [&] { graph.replay(where); });
     return seconds / static_cast<double>(rounds * c.routings());
   });
 }

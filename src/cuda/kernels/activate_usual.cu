@@ -70,25 +70,22 @@ __global__ void __launch_bounds__(usual_threads, 16)
   quantize_usual_groups<usual_threads, 1>(computed_source<Kind, Type>{{p}}, p.to);
 }
 
-/// What is to do is shared out first, so that inputs are on their way while the table is made.
-template <class Share, activation Kind>
-__device__ void activate_staying(activate_usual_parameters const& p) {
-  __shared__ float numbers[gate_table_entries];
-  Share share(gate_up_source<Kind, dtype::bf16>{p}, p.to);
-  gate_table<Kind> const table(numbers, p.spec);
-  share.quantize(table_source<Kind>{{p}, table});
-}
-
 template <activation Kind>
 __global__ void __launch_bounds__(gate_table_threads)
     activate_usual_table(activate_usual_parameters const p) {
-  activate_staying<staying_groups, Kind>(p);
+  __shared__ float numbers[gate_table_entries];
+  gate_table<Kind> const table(numbers, p.spec);
+  quantize_usual_groups<gate_table_threads, 1>(table_source<Kind>{{p}, table}, p.to);
 }
 
+/// The first rows are on their way while the table is made.
 template <activation Kind>
 __global__ void __launch_bounds__(gate_table_threads)
     activate_usual_table_rows(activate_usual_parameters const p) {
-  activate_staying<staying_rows, Kind>(p);
+  __shared__ float numbers[gate_table_entries];
+  staying_rows rows(gate_up_source<Kind, dtype::bf16>{p}, p.to);
+  gate_table<Kind> const table(numbers, p.spec);
+  rows.quantize(table_source<Kind>{{p}, table});
 }
 
 template <activation Kind, dtype Type>

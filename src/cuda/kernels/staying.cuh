@@ -9,43 +9,6 @@
 /// has ahead(row, item, count), by one thread, for items of one row.
 namespace moe64::cuda {
 
-/// Groups: 32 items per warp at a time.
-class staying_groups {
- public:
-  template <class Source>
-  __device__ staying_groups(Source const& source, usual_target const& to)
-      : to_(to), items_(count_rows(to) * items_of_row(to)) {
-    ahead(source, first());
-  }
-
-  template <class Source>
-  __device__ void quantize(Source const& source) const {
-    std::uint32_t const step = blockDim.x * gridDim.x;
-    for (std::uint32_t item = first(); item < items_; item += step) {
-      ahead(source, item + step);
-      quantize_usual_items<32, 1>(source, to_, item + threadIdx.x % 32, items_);
-    }
-  }
-
- private:
-  __device__ static std::uint32_t first() {
-    return 32 * (threadIdx.x / 32 * gridDim.x + blockIdx.x);
-  }
-
-  /// What is left of the row of the first item is enough.
-  template <class Source>
-  __device__ void ahead(Source const& source, std::uint32_t item) const {
-    if (threadIdx.x % 32 != 0 || item >= items_) return;
-    std::uint32_t const row = divided_short(item, to_.row_items);
-    std::uint32_t const place = item - row * items_of_row(to_);
-    std::uint32_t const across = to_.cols / (16 * Source::width);
-    if (place < across) source.ahead(row, place, min(32U, across - place));
-  }
-
-  usual_target const& to_;
-  std::uint32_t items_;
-};
-
 /// A scale per row: a row per team at a time, of as many warps as hold it. Teams wait for nobody
 /// else; a block has whole teams, and of more than one warp at most 16.
 class staying_rows {

@@ -87,47 +87,52 @@ __device__ inline std::uint32_t items_of_row(usual_target const& to) {
   return static_cast<std::uint32_t>(to.row_items.by);  // narrow-ok: usual_target_of
 }
 
-/// Items `mine`, mine + Apart, ..., of `items` that there are. A source has a type, a width,
-/// fetch(row, item), and numbers(fetched) for all lanes of a warp together.
-template <int Apart, int Held, class Source>
-__device__ void quantize_usual_items(Source const& source, usual_target const& to,
-                                     std::uint32_t mine, std::uint32_t items) {
-  constexpr int width = Source::width;
-  std::uint32_t const across = items_of_row(to);
-  typename Source::fetched inputs[Held];
-  std::uint32_t row[Held], place[Held];
-  bool exists[Held];
-#pragma unroll
-  for (int n = 0; n < Held; ++n) {
-    std::uint32_t const item = mine + n * Apart;
-    row[n] = divided_short(item, to.row_items);
-    place[n] = item - row[n] * across;
-    exists[n] = item < items && 16 * width * place[n] < to.cols;
-    // Something is always there, and cheaper to read than zeros to make.
-    inputs[n] = source.fetch(exists[n] ? row[n] : 0, exists[n] ? place[n] : 0);
-  }
-#pragma unroll
-  for (int n = 0; n < Held; ++n) {
-    auto x = source.numbers(inputs[n]);
-    std::uint32_t const largest = exists[n] ? largest_of(x) : 0;
-    block_factor const by = usual_factor<Source::type>(largest_of_group<width>(largest));
-    item_codes<width> const codes = codes_of(x, by);
-    if (!exists[n]) continue;
-    store_codes(to, row[n], place[n], codes);
-    if (threadIdx.x % group_items<width> != 0) continue;
-    to.scales[std::uint64_t{row[n]} * to.scale_step +
-              std::uint64_t{place[n] / group_items<width>} * to.group_step] =
-        __uint_as_float(by.scale);
-  }
+/// Where an item lies, of `items` that there are.
+struct item_place {
+  std::uint32_t row, place;
+  bool exists;
+};
+__device__ inline item_place place_of(usual_target const& to, std::uint32_t item,
+                                      std::uint32_t items, std::uint32_t width) {
+  std::uint32_t const row = divided_short(item, to.row_items);
+  std::uint32_t const place = item - row * items_of_row(to);
+  return {row, place, item < items && 16 * width * place < to.cols};
 }
 
-/// A block has `Threads` threads, which hold `Held` items each at a time.
+/// The codes of an item and, by the first lane of its group, the scale. All lanes of a warp
+/// together.
+template <dtype Type, int Width>
+__device__ inline void quantize_usual_group(usual_target const& to, item_place const& at,
+                                            sixteens<Type, Width> const& x) {
+  std::uint32_t const largest = at.exists ? largest_of(x) : 0;
+  block_factor const by = usual_factor<Type>(largest_of_group<Width>(largest));
+  item_codes<Width> const codes = codes_of(x, by);
+  if (!at.exists) return;
+  store_codes(to, at.row, at.place, codes);
+  if (threadIdx.x % group_items<Width> != 0) return;
+  to.scales[std::uint64_t{at.row} * to.scale_step + std::uint64_t{at.place / group_items<Width>} *
+                                                        to.group_step] = __uint_as_float(by.scale);
+}
+
+/// A source has a type, a width, fetch(row, item), and numbers(fetched) for all lanes of a warp
+/// together. A block has `Threads` threads, which hold `Held` items each at a time.
 template <int Threads, int Held, class Source>
 __device__ void quantize_usual_groups(Source const& source, usual_target const& to) {
   constexpr std::uint32_t tile = Threads * Held;
   std::uint32_t const items = count_rows(to) * items_of_row(to);
   for (std::uint32_t first = blockIdx.x * tile; first < items; first += gridDim.x * tile) {
-    quantize_usual_items<Threads, Held>(source, to, first + threadIdx.x, items);
+    typename Source::fetched inputs[Held];
+    item_place at[Held];
+#pragma unroll
+    for (int n = 0; n < Held; ++n) {
+      at[n] = place_of(to, first + n * Threads + threadIdx.x, items, Source::width);
+      // Something is always there, and cheaper to read than zeros to make.
+      inputs[n] = source.fetch(at[n].exists ? at[n].row : 0, at[n].exists ? at[n].place : 0);
+    }
+#pragma unroll
+    for (int n = 0; n < Held; ++n) {
+      quantize_usual_group<Source::type, Source::width>(to, at[n], source.numbers(inputs[n]));
+    }
   }
 }
 
