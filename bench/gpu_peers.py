@@ -1,29 +1,41 @@
 """The same computations in PyTorch on the GPU, for `make bench-gpu`. Each function gives (what it is, seconds)."""
 
+import math
 import statistics
+import time
 
 import torch
 
 
+def between_events(body):
+    """The device's seconds for what body() queues."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    body()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
 def seconds_of(body):
-    """Median of the device's time between two events, in replays of a CUDA graph."""
+    """Median over replays of a CUDA graph that repeats body() until it takes two milliseconds, with a rest after each: as
+    moe64 is timed."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
             body()
+        times = min(500, math.ceil(2e-3 / between_events(body)))
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        body()
+        for _ in range(times):
+            body()
+    graph.replay()
     found = []
     for _ in range(20):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(found)
+        found.append(between_events(graph.replay))
+        time.sleep(found[-1])
+    return statistics.median(found) / times
 
 
 def numbers(*shape):
