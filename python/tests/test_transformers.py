@@ -1,5 +1,6 @@
 """moe64 as experts_implementation: the same outputs and gradients as Transformers' own experts, family by family."""
 
+import inspect
 import types
 
 import pytest
@@ -167,6 +168,8 @@ def fp8_experts(hidden=128, inter=64, block=(32, 64), experts=4, **config):
 def test_fp8_experts_are_their_codes_times_their_scales(block, gate):
     inter = 128 if block == (128, 128) else 64
     module, exact = fp8_experts(inter=inter, block=block, **gate)
+    if gate and not hasattr(module, "swiglu_alpha"):
+        pytest.skip(f"FP8Experts of Transformers {transformers.__version__} has no clamped gates")
     x, ids, weights = torch.randn(9, 128), torch.randint(0, 5, (9, 3)), torch.rand(9, 3)  # 4 is the sentinel
     ours = module(x, ids, weights)
     import reference
@@ -184,8 +187,12 @@ def test_fp4_experts_are_packed_codes_in_groups_of_32(scale):
         pytest.skip("this torch has no e8m0")
     fp8_experts()
     settings = types.SimpleNamespace(hidden_size=64, moe_intermediate_size=32, num_experts=3, hidden_act="silu",
-                                     _experts_implementation="moe64")
-    module = FP8Experts(settings, expert_dtype="fp4", scale_fmt="ue8m0" if scale == "e8m0" else "float")
+                                     expert_dtype="fp4", _experts_implementation="moe64")
+    known = inspect.signature(FP8Experts).parameters
+    options = {"expert_dtype": "fp4", "scale_fmt": "ue8m0" if scale == "e8m0" else "float"}
+    module = FP8Experts(settings, **{name: option for name, option in options.items() if name in known})
+    if module.down_proj.dtype != torch.int8 or "scale_fmt" not in known:
+        pytest.skip(f"FP8Experts of Transformers {transformers.__version__} has no packed FP4")
     exact = {}
     for name in ("gate_up_proj", "down_proj"):
         shape = getattr(module, name).shape
@@ -251,7 +258,10 @@ def test_non_gated_experts_and_norms_behind_experts():
         return use_experts_implementation(Plain, **flags)(types.SimpleNamespace(_experts_implementation="moe64"))
 
     x, ids, weights = torch.randn(5, 20), torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
-    for module in (make(has_gate=False), make(has_post_expert_norm=True), make()):
+    modules = [make(has_gate=False), make()]
+    if "has_post_expert_norm" in inspect.signature(use_experts_implementation).parameters:
+        modules.append(make(has_post_expert_norm=True))
+    for module in modules:
         torch.testing.assert_close(module(x, ids, weights), grouped_mm_experts_forward(module, x, ids, weights),
                                    rtol=1e-4, atol=1e-4)
 
