@@ -78,7 +78,7 @@ def _is_ours(base: nn.Module) -> bool:
     config = getattr(base, "config", None)
     if getattr(config, "_experts_implementation", None) == "moe64":
         return True
-    return type(base).__name__ == "CodeExperts" and type(base).__module__ == "moe64.transformers"
+    return type(base).__name__ == "CodeExperts" and type(base).__module__ == "moe64.codes"
 
 
 def _is_codes(parameter: torch.Tensor) -> bool:

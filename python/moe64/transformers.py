@@ -8,12 +8,12 @@ biases, experts without a gate, norms behind the experts, fine-grained FP8 and F
 of expert parallelism, and any device of a `device_map`. Gate functions that are not known are called, never assumed.
 
 On machines where Transformers would expand a quantised checkpoint to bf16 (CPUs, older GPUs, compressed-tensors
-experts), `keep_codes(model, path)` puts the codes of the checkpoint back in place of the expanded stacks.
+experts), `moe64.transformers.from_pretrained(path)` loads it with the experts as they are stored; `keep_codes(model,
+path)` puts the codes of the checkpoint in place of stacks that were expanded already.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -24,15 +24,14 @@ from transformers.activations import ACT2FN, GELUActivation
 from transformers.integrations import finegrained_fp8, moe
 
 from . import lora
-from ._torch import keeping_types
-from .checkpoint import inspect, load_experts
+from .codes import CodeExperts, from_pretrained, keep_codes
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
 from .gemm import grouped_gemm
 from .layer import experts
 from .routing import combine, gather, plan
 
-__all__ = ["CodeExperts", "experts_forward", "keep_codes", "register", "weights_of"]
+__all__ = ["CodeExperts", "experts_forward", "from_pretrained", "keep_codes", "register", "weights_of"]
 
 NAME = "moe64"
 _OLDEST = (5, 7)
@@ -179,89 +178,6 @@ def _with_own_gate(module: Any, x: torch.Tensor, ids: torch.Tensor, top_k_weight
     if getattr(module, "has_post_expert_norm", False):
         rows = module.post_expert_norm(rows)
     return combine(rows, p).reshape(x.shape)
-
-
-class CodeExperts(nn.Module):
-    """Experts whose weights are the codes of a checkpoint: what keep_codes puts in the place of expanded stacks.
-
-    Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, and are
-    frozen; the scales lie beside them as buffers.
-    """
-
-    has_gate: bool
-    is_transposed = False
-    is_concatenated = True
-    down_proj: torch.Tensor
-
-    def __init__(self, weights: ExpertWeights, config: object = None) -> None:
-        super().__init__()
-        self.config, self.activation = config, weights.activation
-        self.num_experts = 0
-        self.has_gate = weights.activation.gated
-        self._formats: dict[str, dict] = {}
-        self.how: dict[str, Any] = {"scheme": weights.scheme, "weight_on": weights.weight_on}
-        self.has_bias = weights.down.bias is not None or weights.gate_up.bias is not None
-        for name, projection in (("gate_up_proj" if self.has_gate else "up_proj", weights.gate_up),
-                                 ("down_proj", weights.down)):
-            self._hold(name, projection)
-        self.num_experts = self.down_proj.shape[0]
-
-    def _hold(self, name: str, projection: Projection) -> None:
-        matrix = projection.weights
-        if isinstance(matrix, Quantized):
-            self._formats[name] = {"layout": matrix.layout, "global_divides": matrix.global_divides,
-                                   "dtype": matrix.dtype, "scale_dtype": matrix.scale_dtype}
-            self.register_buffer(name + "_scales", matrix.scales)
-            self.register_buffer(name + "_global_scale", matrix.global_scale)
-            matrix = matrix.values
-        self.register_parameter(name, nn.Parameter(matrix, requires_grad=False))
-        self.register_parameter(name + "_bias", None if projection.bias is None
-                                else nn.Parameter(projection.bias, requires_grad=False))
-
-    def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
-        """Codes and scales go to other devices, but never to another type."""
-        kept = [getattr(self, name + suffix) for name in self._formats for suffix in ("", "_scales", "_global_scale")]
-        return super()._apply(keeping_types(fn, kept), recurse)
-
-    def matrix(self, name: str) -> "torch.Tensor | Quantized":
-        if name not in self._formats:
-            return getattr(self, name)
-        return Quantized(getattr(self, name), getattr(self, name + "_scales"),
-                         global_scale=getattr(self, name + "_global_scale"), **self._formats[name])
-
-    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
-                top_k_weights: torch.Tensor) -> torch.Tensor:
-        return experts_forward(self, hidden_states, top_k_index, top_k_weights)
-
-
-def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
-    """Replaces the experts of a model that was loaded from `path` by the codes of the checkpoint; answers their names.
-
-    For checkpoints that Transformers expands to bf16 while it loads them. After it the experts take the memory that they
-    have in the file. Layers are matched by the number in their name.
-
-        >>> model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-        >>> moe64.transformers.keep_codes(model, path)
-    """
-    have = {layer["layer"] for layer in inspect(path)["layers"] if layer["sound"] and not layer["mtp"]}
-    replaced = []
-    for name, module in list(model.named_modules()):
-        numbers = [int(word) for word in name.split(".") if word.isdigit()]
-        if not name.endswith(".experts") or len(numbers) != 1 or numbers[0] not in have:
-            continue
-        found = load_experts(path, numbers[0], fused=True)
-        for ours, theirs in ((found.gate_up, "gate_up_proj"), (found.down, "down_proj")):
-            shape = (getattr(module, theirs) if hasattr(module, theirs) else module.up_proj).shape  # type: ignore[union-attr]
-            values = ours.weights.values if isinstance(ours.weights, Quantized) else ours.weights
-            if shape[0] != values.shape[0]:
-                raise ShapeMismatchError(f"[keep_codes] {name} has {shape[0]} experts, layer {numbers[0]} of {path} has "
-                                         f"{values.shape[0]}")
-        device = next(module.parameters()).device
-        model.set_submodule(name, CodeExperts(found, getattr(module, "config", None)).to(device))
-        replaced.append(name)
-    if not replaced:
-        raise InvalidArgumentError(f"[keep_codes] no experts module of the model has a layer in {path}")
-    return replaced
 
 
 def register() -> None:

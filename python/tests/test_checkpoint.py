@@ -154,3 +154,52 @@ def test_keep_codes_gives_the_logits_of_the_expanded_model(synth, like, device):
         model.to(torch.bfloat16)  # takes everything along but codes and scales
         assert all(module.down_proj.element_size() == 1 for module in codes)
         assert distance(model(tokens.to(device)).logits.cpu().float(), kept) <= 0.05
+
+
+@pytest.mark.parametrize("like", CODES)
+def test_experts_that_are_codes_from_the_file_on(synth, like, device, monkeypatch):
+    """from_pretrained gives the model of keep_codes, and Transformers never collects an expert's weights for it."""
+    import moe64.transformers
+    from transformers import core_model_loading
+    if like.startswith("glm"):
+        pytest.importorskip("compressed_tensors")
+    folder = synth(like)
+    options = {} if like.startswith("glm") or like == "gpt-oss" else {
+        "quantization_config": transformers.FineGrainedFP8Config(dequantize=True)}
+    collected = []
+    add_tensor = core_model_loading.WeightTransform.add_tensor
+    monkeypatch.setattr(core_model_loading.WeightTransform, "add_tensor",
+                        lambda self, target, *rest: collected.append(target) or add_tensor(self, target, *rest))
+    model, info = moe64.transformers.from_pretrained(folder, dtype=torch.float32, device_map=str(device),
+                                                     output_loading_info=True, **options)
+    assert collected and not any(".experts." in key for key in collected)
+    assert not info["missing_keys"] and not any("experts" in key for key in info["unexpected_keys"])
+    codes = [module for module in model.modules() if isinstance(module, moe64.transformers.CodeExperts)]
+    assert len(codes) == sum(layer["sound"] for layer in moe64.inspect(folder)["layers"])
+    assert all(module.down_proj.element_size() == 1 and module.down_proj.device.type == device.type for module in codes)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    assert not any(isinstance(module, moe64.transformers.CodeExperts) for module in again.modules())
+    moe64.transformers.keep_codes(again, folder)
+    tokens = torch.randint(0, 90, (1, 7), device=device)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, again.to(device)(tokens).logits)
+
+
+def test_experts_that_are_offloaded_are_refused(synth):
+    import moe64.transformers
+    pytest.importorskip("compressed_tensors")
+    folder = synth("glm-4.5")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to("meta")
+    with pytest.raises(moe64.UnsupportedError, match="offloaded"):
+        moe64.transformers.keep_codes(model, folder)
+
+
+def test_experts_without_codes_are_loaded_by_transformers(synth, tmp_path):
+    import moe64.transformers
+    subprocess.run([moe64.tool(), "convert", synth("qwen3-30b"), tmp_path / "plain", "--to", "bf16"], check=True,
+                   capture_output=True)
+    model = moe64.transformers.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    assert model.config._experts_implementation == "moe64"
+    assert not any(isinstance(module, moe64.transformers.CodeExperts) for module in model.modules())
+    assert torch.isfinite(model(torch.arange(5)[None]).logits).all()
