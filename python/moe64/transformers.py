@@ -145,9 +145,7 @@ def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index:
     if more:
         raise InvalidArgumentError(f"[transformers] {type(module).__name__} passes {len(more)} more arguments than hidden "
                                    "states, ids and weights: moe64 does not know what they mean")
-    factors = {name: Lora(given.a.to(hidden_states.dtype), given.b.to(hidden_states.dtype), given.scaling)
-               for name, given in lora.active_factors(module).items()}  # as PEFT does: one type in the products
-    weights = weights_of(module, factors)
+    weights = weights_of(module, lora.active_factors(module, hidden_states.dtype))  # as PEFT does: one type in the products
     if top_k_weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         top_k_weights = top_k_weights.float()
     if activation_of(module) is not None:

@@ -225,3 +225,42 @@ def test_an_adapter_of_unsloth_is_read_as_such_and_never_by_peft():
             model.merge_adapter()
     with pytest.raises(moe64.InvalidArgumentError):
         moe64.lora.set_layout(model, "other")
+
+
+def test_the_handle_of_a_layer_is_kept_and_its_factors_are_always_the_present_ones():
+    from moe64 import _spec
+    model, _, _ = fp8_adapted()
+    x, ids, weights = torch.randn(4, 128).bfloat16(), torch.randint(0, 4, (4, 2)), torch.rand(4, 2)
+    with torch.inference_mode():
+        model(x, ids, weights)
+    with torch.no_grad():
+        first = model(x, ids, weights)
+        handles = len(_spec._layers)
+        assert torch.equal(model(x, ids, weights), first) and len(_spec._layers) == handles
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.mul_(2)  # leaves no trace in the tensor's version
+        assert not torch.equal(model(x, ids, weights), first) and len(_spec._layers) == handles
+    with torch.inference_mode():
+        again = model(x, ids, weights)
+    with torch.enable_grad():
+        torch.testing.assert_close(model(x, ids, weights).detach(), again)
+
+
+def test_each_experts_factors_are_contiguous():
+    """Else the products of PEFT's B, with the expert fastest, would be the slowest there are."""
+    from moe64 import lora
+    model, _, _ = fp8_adapted()
+    seen = []
+    original = moe64.transformers.experts
+    try:
+        moe64.transformers.experts = lambda x, ids, w, weights: seen.append(weights) or original(x, ids, w, weights)
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled):
+                model(torch.randn(2, 128), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1))
+    finally:
+        moe64.transformers.experts = original
+    for weights in seen:
+        for factors in (weights.gate_up.lora, weights.down.lora):
+            assert factors.a.is_contiguous() and factors.b.is_contiguous()
+    assert len(seen) == 2 and lora.active_factors(model) == {}
