@@ -1,5 +1,7 @@
 """What only a GPU can show: streams, graphs, sizes past 2^31, devices. Skipped where there is none."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -84,3 +86,52 @@ def test_past_2_31_elements():
     for row in (0, rows // 2, rows - 1):
         expected = codes[0, row].float() * scales[0, row // 128].repeat_interleave(128)
         assert torch.equal(y[0, row], expected.bfloat16())
+
+
+class Waiting:
+    """Counts how often the host waits for the device inside of it."""
+
+    def __enter__(self):
+        torch.cuda.synchronize()
+        self.caught = warnings.catch_warnings(record=True)
+        self.warnings = self.caught.__enter__()
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        return self
+
+    def __exit__(self, *problem):
+        torch.cuda.set_sync_debug_mode("default")
+        self.caught.__exit__(*problem)
+        self.times = sum("called a synchronizing CUDA operation" in str(one.message) for one in self.warnings)
+
+
+def test_permutations_of_known_size_do_not_wait():
+    from moe64.compat import transformer_engine as te
+    x = torch.randn(64, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ids = torch.randint(0, E, (64, K), device="cuda")
+    probs = torch.rand(64, K, device="cuda", requires_grad=True)
+    mask = torch.zeros(64, E, dtype=torch.bool, device="cuda").scatter_(1, torch.rand(64, E, device="cuda").topk(K).indices, True)
+    weights = torch.rand(64, E, device="cuda", requires_grad=True)
+
+    def index():
+        rows, row_id_map = te.moe_permute(x, ids, 64 * K, map_type="index")
+        te.moe_unpermute(rows, row_id_map, probs, map_type="index").backward(torch.ones_like(x))
+
+    def masked():
+        rows, _, row_id_map = te.moe_permute_with_probs(x, weights, mask, 64 * K)
+        te.moe_unpermute(rows, row_id_map, weights, restore_shape=x.shape).backward(torch.ones_like(x))
+
+    for call, most in ((index, 0), (masked, 1)):
+        call()
+        with Waiting() as waiting:
+            call()
+        assert waiting.times == most, [str(one.message) for one in waiting.warnings]
+
+
+def test_a_layer_does_not_wait():
+    x, ids, factors, weights = problem()
+    x.requires_grad_()
+    moe64.experts(x, ids, factors, weights).backward(torch.ones_like(x))
+    with Waiting() as waiting:
+        moe64.experts(x, ids, factors, weights).backward(torch.ones_like(x))
+    assert waiting.times == 0, [str(one.message) for one in waiting.warnings]
