@@ -148,31 +148,51 @@ def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index:
     weights = weights_of(module, lora.active_factors(module, hidden_states.dtype))  # as PEFT does: one type in the products
     if top_k_weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         top_k_weights = top_k_weights.float()
-    if activation_of(module) is not None:
+    if activation_of(module) is not None and getattr(module, "activation_scheme", None) != "static":
         return experts(hidden_states, top_k_index, top_k_weights, weights)
     return _with_own_gate(module, hidden_states, top_k_index, top_k_weights, weights)
 
 
 def _linear(rows: torch.Tensor, projection: Projection, begin: torch.Tensor) -> torch.Tensor:
-    out = grouped_gemm(rows, projection.weights, begin, bias=projection.bias)
+    matrix = projection.weights
+    if isinstance(matrix, Quantized) and matrix.layout.kind == "tensor" and matrix.scales.shape[1] == 2:
+        # FP8Experts without blocks has one scale for gate and one for up.
+        parts = [Quantized(values, scales, "tensor") for values, scales in zip(matrix.values.chunk(2, 1),
+                                                                               matrix.scales.chunk(2, 1))]
+        biases = (None, None) if projection.bias is None else projection.bias.chunk(2, 1)
+        out = torch.cat([grouped_gemm(rows, part, begin, bias=bias) for part, bias in zip(parts, biases)], dim=-1)
+    else:
+        out = grouped_gemm(rows, matrix, begin, bias=projection.bias)
     if projection.lora is not None:
         low = grouped_gemm(rows, projection.lora.a, begin)
         out = out + grouped_gemm(low, projection.lora.b, begin) * projection.lora.scaling
     return out
 
 
+def _on_static_grid(module: nn.Module, name: str, rows: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
+    """Rows as numbers that their expert's static activation scale times e4m3 can hold; gradients pass straight through."""
+    if getattr(module, "activation_scheme", None) != "static":
+        return rows
+    scale = getattr(module, name + "_activation_scale", None)
+    if scale is None:
+        raise UnsupportedError(f"[transformers] {type(module).__name__} has activation_scheme 'static' and no "
+                               f"{name}_activation_scale")
+    expert = torch.searchsorted(begin[1:], torch.arange(rows.shape[0], device=rows.device), right=True)
+    scale = scale.detach().float()[expert.clamp(max=scale.shape[0] - 1), None]
+    codes = (rows.detach().float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return rows + ((codes.float() * scale).to(rows.dtype) - rows.detach())
+
+
 def _with_own_gate(module: Any, x: torch.Tensor, ids: torch.Tensor, top_k_weights: torch.Tensor,
                    weights: ExpertWeights) -> torch.Tensor:
-    """The layer as a list of operations with the module's own gate, and norm, in their places."""
+    """The layer as a list of operations, with the module's own gate, norm and static scales in their places."""
     flat = x.reshape(-1, x.shape[-1])
     ids, top_k_weights = ids.reshape(flat.shape[0], -1), top_k_weights.reshape(flat.shape[0], -1)
-    if isinstance(weights.gate_up.weights, Quantized) and str(weights.gate_up.weights.layout) == "tensor":
-        raise UnsupportedError(f"[transformers] {type(module).__name__} has a gate that moe64 does not know and one scale "
-                               "per half of gate_up")
     p = plan(ids, module.down_proj.shape[0], top_k_weights)
-    inner = _linear(gather(flat, p), weights.gate_up, p.expert_begin)
+    first = "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
+    inner = _linear(_on_static_grid(module, first, gather(flat, p), p.expert_begin), weights.gate_up, p.expert_begin)
     inner = module._apply_gate(inner) if getattr(module, "has_gate", True) else module.act_fn(inner)
-    rows = _linear(inner, weights.down, p.expert_begin)
+    rows = _linear(_on_static_grid(module, "down_proj", inner, p.expert_begin), weights.down, p.expert_begin)
     if getattr(module, "has_post_expert_norm", False):
         rows = module.post_expert_norm(rows)
     return combine(rows, p).reshape(x.shape)

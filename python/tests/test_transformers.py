@@ -209,6 +209,35 @@ def test_fp4_experts_are_packed_codes_in_groups_of_32(scale):
     torch.testing.assert_close(module(x, ids, weights), truth, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("block", [(32, 64), None])
+def test_static_activation_scales_are_used(block):
+    module, exact = fp8_experts(block=block)
+    module.activation_scheme = "static"
+    scales = {name: torch.rand(4) * 0.02 + 0.01 for name in ("gate_up_proj", "down_proj")}
+    x, ids, weights = torch.randn(9, 128, requires_grad=True), torch.randint(0, 5, (9, 3)), torch.rand(9, 3)
+    with pytest.raises(moe64.UnsupportedError, match="gate_up_proj_activation_scale"):
+        module(x, ids, weights)
+    for name, scale in scales.items():
+        setattr(module, name + "_activation_scale", scale)
+
+    def linear(name, rows, expert):
+        scale = scales[name][expert]
+        rows = (rows / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+        return rows @ exact[name][expert].t()
+
+    truth = torch.zeros(9, 128)
+    for t in range(9):
+        for expert, weight in zip(ids[t].tolist(), weights[t]):
+            if expert < 4:
+                gate, up = linear("gate_up_proj", x[t].detach(), expert).chunk(2)
+                truth[t] += weight * linear("down_proj", nn.functional.silu(gate) * up, expert)
+    ours = module(x, ids, weights)
+    near(ours, truth, 0.01, "static")  # a number in the middle of two codes may go either way
+    assert torch.isfinite(torch.autograd.grad(ours.sum(), x)[0]).all()
+    module.activation_scheme = "dynamic"
+    assert (module(x, ids, weights) - truth).abs().max() > 0.01 * truth.abs().max()
+
+
 def test_fp8_experts_refuse_a_grid_across_gate_and_up():
     module, _ = fp8_experts(inter=64, block=(32, 64))
     module.block_size = (48, 64)
