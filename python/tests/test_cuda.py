@@ -135,3 +135,52 @@ def test_a_layer_does_not_wait():
     with Waiting() as waiting:
         moe64.experts(x, ids, factors, weights).backward(torch.ones_like(x))
     assert waiting.times == 0, [str(one.message) for one in waiting.warnings]
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 40 << 30, reason="needs 40 GiB")
+@pytest.mark.parametrize("scheme", ["unstated", "dynamic"])
+def test_a_layer_shaped_like_glm_5_2(scheme):
+    """256 experts, 6.4e9 codes in gate_up alone: forward and gradients of some tokens against float32 products."""
+    experts, hidden, inter, top_k, rank = 256, 6144, 2048, 8, 16
+
+    def codes(rows, cols):
+        made = torch.randint(0, 256, (experts, rows, cols), dtype=torch.uint8, device="cuda")
+        made[made & 127 == 127] = 0  # NaN
+        return moe64.Quantized(made.view(torch.float8_e4m3fn), torch.rand(experts, rows // 128, cols // 128,
+                                                                          device="cuda") * 1e-4 + 1e-4, "block:128x128")
+
+    def factor(*shape):
+        return (torch.randn(shape, device="cuda") * 0.02).bfloat16().requires_grad_()
+
+    torch.manual_seed(3)
+    gate_up, down = codes(2 * inter, hidden), codes(hidden, inter)
+    a1, b1 = factor(experts, rank, hidden), factor(experts, 2 * inter, rank)
+    a2, b2 = factor(experts, rank, inter), factor(experts, hidden, rank)
+    weights = moe64.ExpertWeights(gate_up, down, scheme=scheme).with_lora(moe64.Lora(a1, b1, 2.0), moe64.Lora(a2, b2, 2.0))
+    x = torch.randn(300, hidden, device="cuda").bfloat16().requires_grad_()
+    ids = torch.rand(300, experts, device="cuda").topk(top_k).indices
+    ids[7] = torch.arange(experts - top_k, experts)
+    factors = torch.rand(300, top_k, device="cuda").requires_grad_()
+    dy = torch.randn(300, hidden, device="cuda").bfloat16()
+    y = moe64.experts(x, ids, factors, weights)
+    dx, d_factors = torch.autograd.grad(y, (x, factors), dy)
+
+    def exact(q, expert):
+        part = moe64.Quantized(q.values[expert: expert + 1], q.scales[expert: expert + 1], q.layout)
+        return moe64.dequantize(part, dtype=torch.float32)[0]
+
+    def norm(one, other):
+        return ((one.float() - other).norm() / other.norm()).item()
+
+    bound = 0.01 if scheme == "unstated" else 0.06
+    for t in (0, 7, 299):
+        token, scale = x[t].detach().float().requires_grad_(), factors[t].detach().requires_grad_()
+        truth = torch.zeros(hidden, device="cuda")
+        for k, expert in enumerate(ids[t].tolist()):
+            inner = exact(gate_up, expert) @ token + 2 * (b1[expert].float() @ (a1[expert].float() @ token))
+            gate, up = inner.chunk(2)
+            inner = torch.nn.functional.silu(gate) * up
+            truth = truth + scale[k] * (exact(down, expert) @ inner + 2 * (b2[expert].float() @ (a2[expert].float() @ inner)))
+        d_token, d_scale = torch.autograd.grad(truth, (token, scale), dy[t].float())
+        assert norm(y[t], truth.detach()) <= bound and norm(dx[t], d_token) <= bound
+        assert norm(d_factors[t], d_scale) <= bound
