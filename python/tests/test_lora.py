@@ -107,8 +107,10 @@ class Wrapped(torch.nn.Module):
         return self.mlp.experts(x, ids, weights)
 
 
-def fp8_adapted():
+def fp8_adapted(device="cpu"):
     experts, exact = fp8_experts()
+    experts.to(device).activation_scheme = "none"  # products of unquantised activations, on a GPU too
+    exact = {name: tensor.to(device) for name, tensor in exact.items()}
     model = get_peft_model(Wrapped(experts), LoraConfig(r=3, lora_alpha=6, target_parameters=TARGETS, target_modules=[]))
     factors = {}
     with torch.no_grad():
@@ -123,11 +125,11 @@ def fp8_adapted():
     return model, exact, factors
 
 
-def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients():
+def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients(device):
     import reference
-    model, exact, factors = fp8_adapted()
-    x = torch.randn(6, 128, requires_grad=True)
-    ids, weights = torch.randint(0, 5, (6, 2)), torch.rand(6, 2, requires_grad=True)
+    model, exact, factors = fp8_adapted(device)
+    x = torch.randn(6, 128, device=device, requires_grad=True)
+    ids, weights = torch.randint(0, 5, (6, 2), device=device), torch.rand(6, 2, device=device, requires_grad=True)
     ours = model(x, ids, weights)
     truth = reference.layer(x, ids, weights, exact["gate_up_proj"], exact["down_proj"], lora=factors)
     torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
@@ -138,11 +140,11 @@ def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_bfloat16_states_beside_float32_adapters():
+def test_bfloat16_states_beside_float32_adapters(device):
     import reference
-    model, exact, factors = fp8_adapted()
-    x = torch.randn(6, 128).bfloat16().requires_grad_()
-    ids, weights = torch.randint(0, 4, (6, 2)), torch.rand(6, 2)
+    model, exact, factors = fp8_adapted(device)
+    x = torch.randn(6, 128, device=device).bfloat16().requires_grad_()
+    ids, weights = torch.randint(0, 4, (6, 2), device=device), torch.rand(6, 2, device=device)
     ours = model(x, ids, weights)
     truth = reference.layer(x.float(), ids, weights, exact["gate_up_proj"], exact["down_proj"], lora=factors)
     assert ours.dtype == torch.bfloat16
