@@ -131,6 +131,7 @@ def _forget_pools() -> None:
     global _pool_lock
     _pool_lock = threading.Lock()
     _pools.clear()
+    _cpu_streams.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -150,12 +151,32 @@ def _pool() -> int | None:
     return handle
 
 
+_cpu_streams: dict[int | None, _c.Stream] = {}
+_cuda_streams: dict[tuple[int, int], _c.Stream] = {}
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without a Stream object
+
+
 def stream_of(tensor: torch.Tensor) -> _c.Stream:
-    """Where work on this tensor is queued: torch's current stream of the tensor's own device, or the CPU's threads."""
-    device = device_of(tensor)
-    if device.kind == _c.CPU:
-        return _c.Stream(CPU, 0, _pool())
-    return _c.Stream(device, 0, torch.cuda.current_stream(tensor.device).cuda_stream or None)
+    """Where work on this tensor is queued: torch's current stream of the tensor's own device, or the CPU's threads.
+
+    The struct is made once for each place and never changed.
+    """
+    if tensor.is_cpu:
+        pool = _pool()
+        found = _cpu_streams.get(pool)
+        if found is None:
+            found = _cpu_streams[pool] = _c.Stream(CPU, 0, pool)
+        return found
+    if not tensor.is_cuda:
+        device_of(tensor)  # raises
+    index = tensor.get_device()
+    raw = _raw_stream(index) if _raw_stream else torch.cuda.current_stream(index).cuda_stream
+    found = _cuda_streams.get((index, raw))
+    if found is None:
+        if len(_cuda_streams) >= 1024:
+            _cuda_streams.clear()
+        found = _cuda_streams[index, raw] = _c.Stream(device_of(tensor), 0, raw or None)
+    return found
 
 
 def bytes_on(count: int, device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from . import _c
 from ._library import library
-from ._spec import Layer, flatten, layer_of, parse, per_part
+from ._spec import Layer, Remembered, flatten, layer_of, parse, per_part
 from ._torch import CPU, _CODES, bytes_on, device_of, operator, stream_of, view, workspace
 from .errors import DtypeMismatchError, GradientError, InvalidArgumentError, ShapeMismatchError
 from .formats import ExpertWeights
@@ -53,10 +53,9 @@ def _template(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.T
     return found
 
 
-def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor],
-                 line: str, numbers: list[float], extents: list[int], capacity: int,
-                 keep: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    layer = layer_of(operands, line, numbers, extents)
+def _run_forward(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int,
+                 saved_bytes: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    keep = saved_bytes is not None
     template, scratch_bytes = _template(layer, x, ids, weights, keep, capacity)
     args = _c.ForwardArgs.from_buffer_copy(template)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -66,8 +65,8 @@ def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | Non
     args.scratch.data = scratch.data_ptr()
     if weights is not None:
         args.weights.data = weights.data_ptr()
-    if keep:
-        saved = bytes_on(_saved_like(x, ids, operands, line), x.device)
+    if saved_bytes is not None:
+        saved = bytes_on(saved_bytes, x.device)
         args.saved = workspace(saved)
     library().call("forward", layer.handle, args, stream_of(x))
     return y, saved
@@ -78,7 +77,8 @@ def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | Non
           "extents, SymInt capacity, bool keep) -> (Tensor, Tensor)")
 def _forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor], line: str,
              numbers: list[float], extents: list[int], capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    y, saved = _run_forward(x, ids, weights, operands, line, numbers, extents, capacity, keep)
+    saved_bytes = _saved_like(x, ids, operands, line) if keep else None
+    y, saved = _run_forward(layer_of(operands, line, numbers, extents), x, ids, weights, capacity, saved_bytes)
     return y, bytes_on(0, x.device) if saved is None else saved
 
 
@@ -199,19 +199,36 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     if not isinstance(weights, ExpertWeights):
         raise InvalidArgumentError(f"[experts] weights is a {type(weights).__name__}, not an ExpertWeights")
     _check_call(x, top_k_index, top_k_weights)
-    operands, line, numbers, extents = flatten(weights)
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     ids = top_k_index if top_k_index.dim() == 2 else top_k_index.reshape(-1, top_k_index.shape[-1])
     factors = top_k_weights if top_k_weights is None or top_k_weights.dim() == 2 else top_k_weights.reshape(ids.shape)
     if x2.shape[0] != ids.shape[0]:
         raise ShapeMismatchError(f"[experts] x {list(x.shape)} has {x2.shape[0]} tokens, top_k_index "
                                  f"{list(top_k_index.shape)} has {ids.shape[0]}")
+    if not torch.compiler.is_compiling() and type(x2) in (torch.Tensor, torch.nn.Parameter):
+        layer = _layer_without_gradient(x2, factors, weights)
+        if layer is not None:
+            y, _ = _run_forward(layer, x2, ids, factors, capacity, None)
+            return y if x2 is x else y.view(x.shape)
+    operands, line, numbers, extents = flatten(weights)
     keep = torch.is_grad_enabled() and _needs_gradient(x2, factors, operands)
-    if not keep and not torch.compiler.is_compiling() and type(x2) in (torch.Tensor, torch.nn.Parameter):
-        y = _run_forward(x2, ids, factors, operands, line, numbers, extents, capacity, False)[0]
-        return y if x2 is x else y.view(x.shape)
     y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, line, numbers, extents, capacity, keep)
     return y.view(x.shape)
+
+
+def _layer_without_gradient(x: torch.Tensor, factors: torch.Tensor | None, weights: ExpertWeights) -> Layer | None:
+    """The layer of a call that nothing will be differentiated through, remembered in the weights; else None."""
+    remembered: Remembered | None = weights.__dict__.get("_remembered")
+    held = remembered is not None and remembered.holds(weights)
+    operands, *how = (remembered.operands,) if held else flatten(weights)  # type: ignore[union-attr]
+    if torch.is_grad_enabled() and _needs_gradient(x, factors, operands):
+        return None
+    if held:
+        return remembered.layer  # type: ignore[union-attr]
+    layer = layer_of(operands, *how)
+    if not any(tensor.is_inference() for tensor in operands):  # those have no versions
+        weights.__dict__["_remembered"] = Remembered(weights, operands, layer)
+    return layer
 
 
 def _needs_gradient(x: torch.Tensor, factors: torch.Tensor | None, operands: list[torch.Tensor]) -> bool:

@@ -368,3 +368,54 @@ def test_explain_says_mode_and_reason():
     assert mode == "w8a16" and reason
     assert moe64.explain(moe64.ExpertWeights(*stacks()))[0] == "native"
     assert ctypes.sizeof(_c.Tensor) == 64
+
+
+def test_what_is_remembered_of_weights_never_outlives_them():
+    """Calls without gradients look their layer up by identity; every way to exchange a tensor must be seen."""
+    weights = moe64.ExpertWeights(moe64.quantize(torch.randn(3, 2 * 8, 8), "row"), torch.randn(3, 8, 8))
+    x, ids, factors = torch.randn(5, 8), torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
+
+    def both():
+        """The result, and that of weights that nobody saw before."""
+        fresh = copy.copy(weights)
+        assert "_remembered" not in fresh.__dict__
+        with torch.no_grad():
+            return moe64.experts(x, ids, factors, weights), moe64.experts(x, ids, factors, fresh)
+
+    seen = [both()[0]]
+
+    def changed():
+        ours, truth = both()
+        assert torch.equal(ours, truth) and not any(torch.equal(ours, before) for before in seen)
+        seen.append(ours)
+
+    weights.down.weights.add_(1)                    # in place
+    changed()
+    weights.down.weights.transpose_(1, 2)           # the same memory in another form
+    changed()
+    weights.down.weights.data = torch.randn(3, 8, 8)
+    changed()
+    weights.down.weights = torch.randn(3, 8, 8)
+    changed()
+    weights.gate_up.weights.scales = weights.gate_up.weights.scales * 2
+    changed()
+    weights.down.bias = torch.randn(3, 8)
+    changed()
+    weights.down.lora = moe64.Lora(torch.randn(3, 2, 8), torch.randn(3, 8, 2))
+    changed()
+    weights.down.lora.scaling = 3.0
+    changed()
+    weights.activation = moe64.Activation("gelu_glu")
+    changed()
+    assert "_remembered" in weights.__dict__
+    again = copy.deepcopy(weights)  # pickling goes the same way, but torch cannot unpickle float8
+    with torch.no_grad():
+        assert torch.equal(moe64.experts(x, ids, factors, again), seen[-1])
+    x.requires_grad_()
+    assert moe64.experts(x, ids, factors, weights).requires_grad  # and gradients are not forgotten
+    with torch.inference_mode():
+        weights.down.weights = torch.randn(3, 8, 8)
+        moe64.experts(x, ids, factors, weights)
+        weights.down.weights.mul_(2)
+        moe64.experts(x, ids, factors, weights)
+    assert torch.equal(*both())
