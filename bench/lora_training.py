@@ -126,9 +126,13 @@ def rows_of(name, options):
     peer, peer_bytes = step(theirs, with_lora)
     yield [title, "dequantise, grouped_mm", peer, peer_bytes, "", step(theirs, None)[0],
            step(problem.theirs(lora=False), without)[0], ""]
+    modes = set()
     for scheme in ("dynamic", "unstated"):
         forward, weights = problem.ours(scheme)
         mode = moe64.explain(weights, "cuda")[0]
+        if mode in modes:
+            continue
+        modes.add(mode)
         far = distances(problem, forward, theirs)
         seconds, added = step(forward, with_lora)
         yield [title, f"moe64, {mode}", seconds, added, f"{peer / seconds:.2f}x", step(forward, None)[0],

@@ -15,6 +15,7 @@ path)` puts the codes of the checkpoint in place of stacks that were expanded al
 from __future__ import annotations
 
 import sys
+from operator import is_
 from typing import Any
 
 import torch
@@ -139,16 +140,61 @@ def weights_of(module: nn.Module, factors: dict[str, Lora] | None = None) -> Exp
                          scheme="dynamic" if getattr(module, "activation_scheme", None) == "dynamic" else "unstated")
 
 
+class _Seen:
+    """What a module's weights were found to be, and all that it was found from: that the same objects lie at the same
+    addresses shows that it still holds. It lies in the module, and copies of the module do not have it."""
+
+    NAME = "_moe64_seen"
+
+    def __init__(self, module: nn.Module, weights: ExpertWeights, fused: bool) -> None:
+        self.weights, self.fused = weights, fused
+        self.state, self.addresses = self._state(module), self._addresses(module)
+
+    @staticmethod
+    def _state(module: nn.Module) -> list[object]:
+        own = [value for name, value in module.__dict__.items() if name != _Seen.NAME]
+        return [type(module), getattr(type(module), "_apply_gate", None), *own, *module._parameters.values(),
+                *module._buffers.values(), *module._modules.values()]
+
+    @staticmethod
+    def _addresses(module: nn.Module) -> list[int]:
+        return [tensor.data_ptr() for table in (module._parameters, module._buffers) for tensor in table.values()
+                if tensor is not None]
+
+    def holds(self, module: nn.Module) -> bool:
+        now = self._state(module)
+        return (len(now) == len(self.state) and all(map(is_, now, self.state))
+                and self._addresses(module) == self.addresses)
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        return type(None), ()
+
+
+def _described(module: nn.Module, factors: dict[str, Lora]) -> tuple[ExpertWeights, bool]:
+    """The weights of a module, and whether the fused layer serves it; remembered where nothing is differentiated."""
+    keeps = not (factors or torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if keeps:
+        seen = module.__dict__.get(_Seen.NAME)
+        if seen is not None and seen.holds(module):
+            return seen.weights, seen.fused
+    weights = weights_of(module, factors)
+    fused = activation_of(module) is not None and getattr(module, "activation_scheme", None) != "static"
+    if keeps:
+        module.__dict__[_Seen.NAME] = _Seen(module, weights, fused)
+    return weights, fused
+
+
 def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
                     top_k_weights: torch.Tensor, *more: object) -> torch.Tensor:
     """What Transformers calls: the output of `module` with the shape and type of hidden_states."""
     if more:
         raise InvalidArgumentError(f"[transformers] {type(module).__name__} passes {len(more)} more arguments than hidden "
                                    "states, ids and weights: moe64 does not know what they mean")
-    weights = weights_of(module, lora.active_factors(module, hidden_states.dtype))  # as PEFT does: one type in the products
+    factors = lora.active_factors(module, hidden_states.dtype)  # as PEFT does: one type in the products
+    weights, fused = _described(module, factors)
     if top_k_weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         top_k_weights = top_k_weights.float()
-    if activation_of(module) is not None and getattr(module, "activation_scheme", None) != "static":
+    if fused:
         return experts(hidden_states, top_k_index, top_k_weights, weights)
     return _with_own_gate(module, hidden_states, top_k_index, top_k_weights, weights)
 
