@@ -219,13 +219,13 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
 def _layer_without_gradient(x: torch.Tensor, factors: torch.Tensor | None, weights: ExpertWeights) -> Layer | None:
     """The layer of a call that nothing will be differentiated through, remembered in the weights; else None."""
     remembered: Remembered | None = weights.__dict__.get("_remembered")
-    held = remembered is not None and remembered.holds(weights)
-    operands, *how = (remembered.operands,) if held else flatten(weights)  # type: ignore[union-attr]
-    if torch.is_grad_enabled() and _needs_gradient(x, factors, operands):
+    watched = torch.is_grad_enabled()
+    if remembered is not None and remembered.holds(weights):
+        return None if watched and _needs_gradient(x, factors, remembered.operands) else remembered.layer
+    operands, line, numbers, extents = flatten(weights)
+    if watched and _needs_gradient(x, factors, operands):
         return None
-    if held:
-        return remembered.layer  # type: ignore[union-attr]
-    layer = layer_of(operands, *how)
+    layer = layer_of(operands, line, numbers, extents)
     if not any(tensor.is_inference() for tensor in operands):  # those have no versions
         weights.__dict__["_remembered"] = Remembered(weights, operands, layer)
     return layer
