@@ -45,6 +45,36 @@ def test_a_graph_reads_tokens_and_routing_anew():
     assert torch.equal(y, moe64.experts(x, ids, factors, weights))
 
 
+def test_a_graph_of_a_training_step():
+    layer = moe64.Experts.from_weights(problem()[3]).add_lora(4, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for factor in layer.parameters():
+            if factor.requires_grad:
+                factor.normal_(0, 0.1)
+    x, ids, factors, _ = problem()
+    x.requires_grad_()
+    inputs = (x, *(factor for factor in layer.parameters() if factor.requires_grad))
+    dy = torch.randn_like(x)
+
+    def step():
+        return torch.autograd.grad(layer(x, ids, factors), inputs, dy)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.normal_()
+    ids.copy_(torch.randint(-1, E, ids.shape, device="cuda"))
+    graph.replay()
+    for one, other in zip(captured, step(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_compiled_with_gradients():
     layer = moe64.Experts(E, H, INTER, device="cuda", dtype=torch.bfloat16).add_lora(4)
     x, ids, factors, _ = problem()
