@@ -164,7 +164,7 @@ def main():
              f"{time.strftime('%Y-%m-%d')}, commit {options.commit or commit()}, PyTorch {torch.__version__}; T = "
              f"{options.tokens}, r = {options.rank}, uniform routing, e4m3 in blocks of 128x128, states and factors in bf16.",
              "[bench/lora_training.py](../lora_training.py) says what is measured.", "",
-             "| model | way | LoRA forward + backward | added peak memory | faster by | LoRA forward | no LoRA, forward + dx |",
+             "| model | way | LoRA forward + backward | added peak memory | times as fast | LoRA forward | no LoRA, forward + dx |",
              "|---|---|---|---|---|---|---|"]
     notes = []
     for name in options.models.split(","):
