@@ -1,4 +1,4 @@
-"""Calls without gradients remember what they found out about weights: every exchange of a tensor must be seen."""
+"""The short ways through moe64.experts: what calls remember of weights, and when they are not taken."""
 
 import copy
 import gc
@@ -109,3 +109,46 @@ def test_what_is_remembered_of_a_module_never_outlives_it():
     del twin
     gc.collect()
     assert gone() is None
+
+
+def test_modes_see_the_operators():
+    from torch.utils._python_dispatch import TorchDispatchMode
+    weights = moe64.ExpertWeights(torch.randn(3, 2 * 8, 8), torch.randn(3, 8, 8))
+    x, ids, factors = torch.randn(5, 8, requires_grad=True), torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    with Names():
+        y = moe64.experts(x, ids, factors, weights)
+        seen, = torch.autograd.grad(y.sum(), x)
+    assert "moe64.experts_forward.default" in names and "moe64.experts_backward.default" in names
+    eager, = torch.autograd.grad(moe64.experts(x, ids, factors, weights).sum(), x)
+    assert torch.equal(seen, eager)
+
+
+def test_gradients_of_gradients_are_an_error():
+    weights = moe64.ExpertWeights(torch.randn(3, 2 * 8, 8), torch.randn(3, 8, 8))
+    x = torch.randn(5, 8, requires_grad=True)
+    y = moe64.experts(x, torch.randint(0, 3, (5, 2)), torch.rand(5, 2), weights)
+    dx, = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
+def test_a_step_survives_two_forwards_and_changed_weights_are_an_error():
+    weights = moe64.ExpertWeights(torch.randn(3, 2 * 8, 8), torch.randn(3, 8, 8, requires_grad=True))
+    ids, factors = torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
+    first, second = torch.randn(5, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    one, other = moe64.experts(first, ids, factors, weights), moe64.experts(second, ids, factors, weights)
+    (one.sum() + other.sum()).backward()
+    alone, = torch.autograd.grad(moe64.experts(first, ids, factors, weights).sum(), first)
+    assert torch.equal(first.grad, alone)
+    y = moe64.experts(first, ids, factors, weights)
+    with torch.no_grad():
+        weights.down.weights.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
