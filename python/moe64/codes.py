@@ -75,13 +75,19 @@ class CodeExperts(nn.Module):
 
 
 def _layers_of(model: nn.Module, path: "str | os.PathLike[str]") -> Iterator[tuple[str, Any, int, int]]:
-    """(name, module, layer, experts) of the experts modules that have a layer in the checkpoint: their names hold one
-    number, the layer's."""
-    have = {layer["layer"]: layer for layer in inspect(path)["layers"] if layer["sound"] and not layer["mtp"]}
+    """(name, module, layer, experts) of the experts modules that have a quantised layer in the checkpoint: their names
+    hold one number, the layer's."""
+    have = {layer["layer"]: layer for layer in inspect(path)["layers"]
+            if layer["sound"] and not layer["mtp"] and layer["down"]["type"] not in ("f32", "bf16", "f16")}
+    found = 0
     for name, module in list(model.named_modules()):
         numbers = [int(word) for word in name.split(".") if word.isdigit()]
         if name.endswith(".experts") and len(numbers) == 1 and numbers[0] in have:
+            found += 1
             yield name, module, numbers[0], have[numbers[0]]["experts"]
+    if have and not found:
+        raise InvalidArgumentError(f"[transformers] {path} has quantised experts, but {type(model).__name__} has no module "
+                                   "'...<layer>...experts' for any of them")
 
 
 def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:

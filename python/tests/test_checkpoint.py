@@ -186,6 +186,27 @@ def test_experts_that_are_codes_from_the_file_on(synth, like, device, monkeypatc
         assert torch.equal(model(tokens).logits, again.to(device)(tokens).logits)
 
 
+def test_layers_in_bf16_stay_with_transformers(tmp_path):
+    """GLM-4.7-Flash has whole layers that are not quantised beside those that are."""
+    import moe64.transformers
+    pytest.importorskip("compressed_tensors")
+    folder = tmp_path / "m"
+    subprocess.run([moe64.tool(), "synth", folder, "--like", "glm-4.7-flash", "--scale-down", "32", "--layers", "4"],
+                   check=True, capture_output=True)
+    kinds = {layer["layer"]: layer["down"]["type"] for layer in moe64.inspect(folder)["layers"]}
+    model = moe64.transformers.from_pretrained(folder, dtype=torch.float32)
+    codes = {i for i, layer in enumerate(model.model.layers)
+             if isinstance(getattr(layer.mlp, "experts", None), moe64.transformers.CodeExperts)}
+    assert codes == {layer for layer, kind in kinds.items() if kind == "e4m3"} and 0 < len(codes) < len(kinds)
+    assert torch.isfinite(model(torch.arange(5)[None]).logits).all()
+
+
+def test_a_model_without_places_for_the_codes_is_refused(synth):
+    import moe64.transformers
+    with pytest.raises(moe64.InvalidArgumentError, match="has no module"):
+        moe64.transformers.keep_codes(torch.nn.Linear(2, 2), synth("qwen3-30b"))
+
+
 def test_experts_that_are_offloaded_are_refused(synth):
     import moe64.transformers
     pytest.importorskip("compressed_tensors")
