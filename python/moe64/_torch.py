@@ -95,6 +95,13 @@ def operator(name: str, schema: str) -> Callable[[Callable], Any]:
     return torch.library.custom_op("moe64::" + name, mutates_args=(), schema=schema)
 
 
+def alone(tensor: torch.Tensor) -> bool:
+    """Whether nobody looks on, so that PyTorch's dispatch of operators, 100 us and more, can be left out: no compiler, no
+    subclass of tensors, no mode that wants to see operators, no torch.func transform."""
+    return (not torch.compiler.is_compiling() and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active())
+
+
 def keeping_types(function: Callable, kept: list[torch.Tensor | None]) -> Callable:
     """For nn.Module._apply: `function`, but the tensors in `kept` (codes and scales) only follow it to other devices."""
     names = {id(tensor) for tensor in kept if tensor is not None}

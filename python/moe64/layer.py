@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from . import _c
 from ._library import library
 from ._spec import Layer, Remembered, flatten, layer_of, parse, per_part
-from ._torch import CPU, _CODES, bytes_on, device_of, operator, stream_of, view, workspace
+from ._torch import CPU, _CODES, alone, bytes_on, device_of, operator, stream_of, view, workspace
 from .errors import DtypeMismatchError, GradientError, InvalidArgumentError, ShapeMismatchError
 from .formats import ExpertWeights
 
@@ -211,7 +211,7 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     if x2.shape[0] != ids.shape[0]:
         raise ShapeMismatchError(f"[experts] x {list(x.shape)} has {x2.shape[0]} tokens, top_k_index "
                                  f"{list(top_k_index.shape)} has {ids.shape[0]}")
-    if not torch.compiler.is_compiling() and _alone(x2):
+    if alone(x2):
         layer = _layer_without_gradient(x2, factors, weights)
         if layer is not None:
             y, _ = _run_forward(layer, x2, ids, factors, capacity, None)
@@ -225,14 +225,8 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     return y.view(x.shape)
 
 
-def _alone(x: torch.Tensor) -> bool:
-    """Whether nobody looks on: no subclass of tensors, no mode that wants to see operators, no torch.func transform."""
-    return (type(x) in (torch.Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()
-            and not torch._C._are_functorch_transforms_active())
-
-
 class _Eager(torch.autograd.Function):
-    """experts_forward and its gradient without PyTorch's dispatch of operators, which costs 200 us and more."""
+    """experts_forward and its gradient without PyTorch's dispatch of operators."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int, how: tuple,
