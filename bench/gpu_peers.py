@@ -84,3 +84,10 @@ def activate(rows, inter):
         return (torch.nn.functional.silu(gate) * up).to(torch.bfloat16)
 
     return "torch.compile", seconds_of(silu_glu)
+
+
+def grouped_gemm(tokens, experts, top_k, hidden, inter):
+    rows = tokens * top_k
+    x, weights = numbers(rows, hidden), numbers(experts, 2 * inter, hidden)
+    ends = torch.randint(0, experts, (rows,), device="cuda").bincount(minlength=experts).cumsum(0).to(torch.int32)
+    return "torch._grouped_mm", seconds_of(lambda: torch._grouped_mm(x, weights.transpose(-2, -1), offs=ends))

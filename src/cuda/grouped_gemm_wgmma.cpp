@@ -94,8 +94,7 @@ wgmma_scales scales_of(quantized_view const& q) {
           .n = scales.stride[1],
           .k = one_along_k ? 0 : scales.stride[2],
           .n_blocks = blocks_in(q.layout().rows_per_scale(q.rows()), q.rows()),
-          .k_blocks =
-              one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
+          .k_blocks = one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
 }
 
 /// From the rows that an expert has on average; whatever it says, the bits are the same.

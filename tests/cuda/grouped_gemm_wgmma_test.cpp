@@ -76,12 +76,11 @@ class cuda_wgmma : public testing::Test {
 };
 
 /// Average rows that lead to every size of tiles, and counts around their edges.
-std::vector<std::vector<index_t>> const row_counts{
-    {0, 1, 7, 8, 9, 33, 0},
-    {31, 0, 63, 1, 64},
-    {127, 128, 129, 0, 65},
-    {256, 257, 0, 289},
-    {1, 33, 97, 161, 225}};
+std::vector<std::vector<index_t>> const row_counts{{0, 1, 7, 8, 9, 33, 0},
+                                                   {31, 0, 63, 1, 64},
+                                                   {127, 128, 129, 0, 65},
+                                                   {256, 257, 0, 289},
+                                                   {1, 33, 97, 161, 225}};
 
 TEST_F(cuda_wgmma, every_scale_is_exact) {
   std::size_t use = 0;

@@ -120,7 +120,7 @@ struct tile_split {
 template <class Memory>
 __device__ void publish_tiles(expert_tiles const& tiles, tile_split const& split, Memory& memory) {
   ring_place<tile_slots> at;
-  int const clusters = static_cast<int>(gridDim.x) / split.cluster;  // narrow-ok: as launched
+  int const clusters = static_cast<int>(gridDim.x) / split.cluster;     // narrow-ok: as launched
   for (index_t number = static_cast<int>(blockIdx.x) / split.cluster;;  // narrow-ok: as launched
        number += clusters) {
     bool const more = number < tiles.count();

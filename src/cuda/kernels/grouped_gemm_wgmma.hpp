@@ -24,7 +24,7 @@ struct grouped_gemm_wgmma_parameters {
   tensor_view expert_begin;       ///< [experts + 1] int64
   wgmma_scales weight_scales[2];  ///< per part
   wgmma_scales x_scales;
-  bool x_scales_by_fours;  ///< f32, one for each block along k, of a row in whole 16 bytes
+  bool x_scales_by_fours;      ///< f32, one for each block along k, of a row in whole 16 bytes
   wgmma_scales row_scales[2];  ///< per part, one for each row of weights; others are then none
   tensor_view bias[2];         ///< per part [experts, n_part] f32 bf16 f16, or absent
   int parts;

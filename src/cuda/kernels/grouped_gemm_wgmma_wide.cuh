@@ -92,9 +92,8 @@ class wide_loader {
     for (int i = 4; i >= 2; --i) {
       int const box = 8 << i;
       if ((rows & box) == 0) continue;
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.x[i], &filled, both, hint,
-                                             stage + Tile::weight_bytes + row * 128, k,
-                                             tile.row + row);
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(
+          &p_.x[i], &filled, both, hint, stage + Tile::weight_bytes + row * 128, k, tile.row + row);
       row += box;
     }
   }

@@ -40,7 +40,8 @@ __device__ __forceinline__ void multiply_wide(grouped_gemm_wgmma_parameters cons
 template <class Tile>
 __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::cluster, 1, 1)
     grouped_gemm_wgmma_wide(__grid_constant__ grouped_gemm_wgmma_parameters const p) {
-  // Shared memory begins at a multiple of 1024, as nothing is static: what aligning takes is not there.
+  // Shared memory begins at a multiple of 1024, as nothing is static: what aligning takes is not
+  // there.
   extern __shared__ std::uint8_t shared[];
   auto& memory = *reinterpret_cast<wide_memory<Tile>*>(shared);
   if (threadIdx.x == 0) {
@@ -97,9 +98,9 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
 }
 
 template <class Numbers>
-constexpr wgmma_shape wide_shape_of = {
-    wide_tile<Numbers>::rows, wide_tile<Numbers>::cluster* wide_tile<Numbers>::outs,
-    wide_tile<Numbers>::cluster, wide_tile<Numbers>::threads,
-    sizeof(wide_memory<wide_tile<Numbers>>)};
+constexpr wgmma_shape wide_shape_of = {wide_tile<Numbers>::rows,
+                                       wide_tile<Numbers>::cluster* wide_tile<Numbers>::outs,
+                                       wide_tile<Numbers>::cluster, wide_tile<Numbers>::threads,
+                                       sizeof(wide_memory<wide_tile<Numbers>>)};
 
 }  // namespace moe64::cuda

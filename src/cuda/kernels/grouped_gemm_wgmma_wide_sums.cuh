@@ -147,15 +147,16 @@ class wide_sums {
       add_rows<Tile::outs>(slot, scales, (group_ * Whole + i) * Tile::block, 0,
                            i + 1 == Whole && !Half && !Rest, whole_[i]);
     }
-    if constexpr (Half) add_rows<64>(slot, scales, 2 * Whole * Tile::block, group_ * 64, !Rest, half_);
+    if constexpr (Half)
+      add_rows<64>(slot, scales, 2 * Whole * Tile::block, group_ * 64, !Rest, half_);
     if constexpr (Rest) add_rest(slot, scales);
   }
   template <int Outs>
   __device__ __forceinline__ void add_rows(int slot, chunk_place const& scales, int row, int out,
                                            bool last, float (&sums)[Outs / 2]) {
     float products[Outs / 2];
-    row_scales const* const of_rows = memory_.row_scale[scales.slot] + row +
-                                      this_thread::warp() * 16 + this_thread::lane() / 4;
+    row_scales const* const of_rows =
+        memory_.row_scale[scales.slot] + row + this_thread::warp() * 16 + this_thread::lane() / 4;
     float const of_outs = memory_.out_scale[scales.slot][scales.k];
     float const upper = of_rows[0][scales.k] * of_outs, lower = of_rows[8][scales.k] * of_outs;
     multiply<Outs>(rows(slot, row), weights(slot, out), products);
@@ -233,8 +234,8 @@ class wide_sums {
     int const lane = this_thread::lane(), warp = this_thread::warp();
     std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
     // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8.
-    auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + lane % 16 * Tile::out_stride +
-                                                   lane / 16 * 16);
+    auto& to =
+        *reinterpret_cast<cute::uint128_t*>(buffer + lane % 16 * Tile::out_stride + lane / 16 * 16);
     // Then a thread has 8 outputs of one row.
     std::uint8_t const* const from = buffer + lane / 2 * Tile::out_stride + lane % 2 * 16;
     row += warp * 16 + lane / 2;
@@ -269,8 +270,8 @@ class wide_sums {
       __syncwarp();
       int const row = blocks * Tile::block + first + lane / 2;
       if (row < tile.rows && out < p_.n_part) {
-        write_eight(p_, buffer + lane / 2 * Tile::out_stride + lane % 2 * 16,
-                    y_at(tile, row, out), out);
+        write_eight(p_, buffer + lane / 2 * Tile::out_stride + lane % 2 * 16, y_at(tile, row, out),
+                    out);
       }
       __syncwarp();
     }

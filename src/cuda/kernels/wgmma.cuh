@@ -73,9 +73,8 @@ MOE64_PRODUCTS(128)
 #undef MOE64_PRODUCTS
 
 template <class Numbers, int Rows, std::size_t... I>
-__device__ __forceinline__ void multiply_step(std::uint64_t left, std::uint64_t right,
-                                              float* sums, bool fresh,
-                                              std::index_sequence<I...>) {
+__device__ __forceinline__ void multiply_step(std::uint64_t left, std::uint64_t right, float* sums,
+                                              bool fresh, std::index_sequence<I...>) {
   using cute::SM90::GMMA::ScaleOut;
   Numbers::template product<Rows>::fma(left, right, sums[I]...,
                                        fresh ? ScaleOut::Zero : ScaleOut::One);
