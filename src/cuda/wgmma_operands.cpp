@@ -71,13 +71,14 @@ support takes_weight_scales(quantized_view const& weights) {
 
 wgmma_scales scales_of(quantized_view const& q) {
   tensor_view const& scales = q.scales();
+  bool const one_along_k = q.layout().cols_per_scale(q.cols()) >= q.cols();
   return {.data = scales.data,
           .type = scales.type,
           .expert = scales.stride[0],
           .n = scales.stride[1],
-          .k = scales.stride[2],
+          .k = one_along_k ? 0 : scales.stride[2],
           .n_blocks = blocks_in(q.layout().rows_per_scale(q.rows()), q.rows()),
-          .k_blocks = blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
+          .k_blocks = one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
 }
 
 tensor_map encoder::operator()(tensor_box const& box) const {

@@ -77,7 +77,11 @@ class cuda_wgmma : public testing::Test {
 
 /// Average rows that lead to every size of tiles, and counts around their edges.
 std::vector<std::vector<index_t>> const row_counts{
-    {0, 1, 7, 8, 9, 33, 0}, {31, 0, 63, 1, 64}, {127, 128, 129, 0, 65}};
+    {0, 1, 7, 8, 9, 33, 0},
+    {31, 0, 63, 1, 64},
+    {127, 128, 129, 0, 65},
+    {256, 257, 288, 0, 289, 545},
+    {1, 32, 33, 96, 97, 160, 161, 193, 225}};
 
 TEST_F(cuda_wgmma, every_scale_is_exact) {
   std::size_t use = 0;

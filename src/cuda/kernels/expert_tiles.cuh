@@ -16,6 +16,7 @@ struct tile_cut {
   /// 0: tiles of an expert are row_tile high, the last one has the rest. Otherwise they are about
   /// equally high, in multiples of this, which divides row_tile.
   index_t granule = 0;
+  index_t more = 0;  ///< rows that the last tile of an expert may have beyond row_tile
 
   [[nodiscard]] __device__ index_t experts() const { return expert_begin.extent[0] - 1; }
   /// A range that is none (the host cannot look) never leads outside of the operands.
@@ -27,8 +28,11 @@ struct tile_cut {
     index_t const count = begin(expert + 1) - begin(expert);
     return count < 0 ? 0 : count;
   }
+  [[nodiscard]] __device__ index_t row_tiles(index_t rows) const {
+    return rows > more ? ceil_div(rows - more, row_tile) : rows > 0 ? 1 : 0;
+  }
   [[nodiscard]] __device__ index_t tiles(index_t expert) const {
-    return ceil_div(rows(expert), row_tile) * out_tiles;
+    return row_tiles(rows(expert)) * out_tiles;
   }
   /// Rows of each tile of an expert that has `rows` of them, but the last.
   [[nodiscard]] __device__ index_t step(index_t rows, index_t row_tiles) const {
@@ -126,14 +130,14 @@ class expert_tiles {
 
   [[nodiscard]] __device__ tile_place place_in(index_t expert, index_t number) const {
     index_t const rows = cut_.rows(expert);
-    index_t const row_tiles = ceil_div(rows, cut_.row_tile);
+    index_t const row_tiles = cut_.row_tiles(rows);
     index_t const group = number / (row_group * cut_.out_tiles);
     index_t const left = row_tiles - group * row_group;
     index_t const here = left < row_group ? left : row_group;
     number -= group * row_group * cut_.out_tiles;
     index_t const step = cut_.step(rows, row_tiles);
-    index_t const row = (group * row_group + number % here) * step;
-    index_t const count = rows - row < step ? rows - row : step;
+    index_t const row_tile = group * row_group + number % here, row = row_tile * step;
+    index_t const count = row_tile + 1 == row_tiles ? rows - row : step;
     return {expert, cut_.begin(expert) + row, count, number / here};
   }
 

@@ -1,4 +1,4 @@
-#include "cuda/kernels/grouped_gemm_wgmma_kernel.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_wide_kernel.cuh"
 
 namespace moe64::cuda {
 namespace {
@@ -19,7 +19,7 @@ wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size) {
     case wgmma_size::some:
       return wgmma_shape_of<wgmma_some<e4m3_numbers>>;
     default:
-      return wgmma_shape_of<wgmma_many<e4m3_numbers>>;
+      return wide_shape_of<e4m3_numbers>;
   }
 }
 

@@ -1,10 +1,10 @@
-#include "cuda/kernels/grouped_gemm_wgmma_kernel.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_wide_kernel.cuh"
 
 namespace moe64::cuda {
 
 template <>
 kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_many<f16_numbers>() {
-  return {"grouped_gemm_wgmma_f16_many", grouped_gemm_wgmma<wgmma_many<f16_numbers>>};
+  return {"grouped_gemm_wgmma_f16_many", grouped_gemm_wgmma_wide<wide_tile<f16_numbers>>};
 }
 
 }  // namespace moe64::cuda

@@ -97,8 +97,6 @@ template <class Numbers>
 using wgmma_few = wgmma_tile<Numbers, 1, 32, 10, false>;
 template <class Numbers>
 using wgmma_some = wgmma_tile<Numbers, 1, 64, 8, false>;
-template <class Numbers>
-using wgmma_many = wgmma_tile<Numbers, 2, 136, 4, true>;
 
 /// Instantiated in a file for each kind of numbers.
 template <class Numbers>
