@@ -52,7 +52,7 @@ void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode
                   .extent = {p.n_part, p.parts, y.extent[0]},
                   .stride_bytes = {(p.parts == 1 ? y.stride[0] : p.n_part) * 2, y.stride[0] * 2},
                   .box = {64, 1, rows}});
-    rows *= 8;
+    rows *= 4;
   }
 }
 
@@ -92,6 +92,9 @@ support takes(grouped_gemm_args const& args) {
   if (args.low_rank.u.present()) return support::no("there is a low-rank term");
   if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0) {
     return support::no("there is nothing to multiply");
+  }
+  if (args.x.cols() % 16 != 0) {
+    return support::no(fmt::format("{} numbers along k are no multiple of 16", args.x.cols()));
   }
   if (support const x = wgmma::takes_rows("x", args.x.values()); !x) return x;
   for (int part = 0; part < args.weights.parts(); ++part) {

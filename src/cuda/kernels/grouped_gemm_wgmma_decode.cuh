@@ -8,15 +8,20 @@
 /// stages, one brings scales, and groups of four warps decode, multiply and add.
 namespace moe64::cuda {
 
+/// Which instructions multiply. Those of groups of four warps take as long for 8 rows as for 128
+/// when their left operand comes from registers; few rows are better off with those of one warp,
+/// which give the same bits.
+enum class decode_products { of_groups, of_warps };
+
 /// A tile of 64 outputs for each of the groups and up to Rows rows, in `Halves` products of equal
-/// width, which is a multiple of WidthStep. Two blocks of threads that are a pair have the same
-/// rows and neighbouring outputs, and each copies half of the rows for both.
+/// width. Two blocks of threads that are a pair have the same rows and neighbouring outputs, and
+/// each copies half of the rows for both.
 template <class Left, int Groups, int Rows, int Halves, int StageK, int Stages, bool Pair,
-          int WidthStep = 8>
+          decode_products Products>
 struct decode_tile {
   using left = Left;
   static constexpr int groups = Groups, rows = Rows, halves = Halves, stages = Stages;
-  static constexpr int width_step = WidthStep;
+  static constexpr decode_products products = Products;
   static constexpr int cluster = Pair ? 2 : 1;
   static constexpr int outs = 64 * Groups;
   static constexpr int threads = 128 * (Groups + 1);
@@ -24,10 +29,10 @@ struct decode_tile {
   static constexpr int stage_k = StageK, panel_k = 64, panels = StageK / panel_k, steps = 4;
   static constexpr int weight_bytes = outs * StageK, panel_bytes = Rows * 128;
   static constexpr int stage_bytes = weight_bytes + panels * panel_bytes;
-  /// Rows of y that a group hands to the copy engine at a time.
-  static constexpr int rows_out = Groups == 2 ? 64 : 16;
+  /// Rows of y that a group hands to the copy engine at a time; there are two buffers for them.
+  static constexpr int rows_out = Rows <= 64 ? 16 : 64;
   static_assert(Groups == 2 || Groups == 4);
-  static_assert(Rows % (8 * Halves) == 0 && Rows / 8 / cluster < 32);
+  static_assert(Rows % (8 * Halves) == 0 && Rows % rows_out % 16 == 0 && Rows / 8 / cluster < 32);
   static_assert(StageK == 64 || StageK == 128);
 };
 

@@ -17,7 +17,7 @@ struct grouped_gemm_decode_parameters {
   index_t n_part, k;  ///< extents of a part
   tensor_view y;      ///< [capacity, parts * n_part] bf16 f16
   /// Rows of y begin at multiples of 16 bytes, in each part. Then the copy engine writes it:
-  /// (output, part, row), boxes of 64 outputs x 8 or 64 rows.
+  /// (output, part, row), boxes of 64 outputs x 8 or 32 rows.
   bool y_vectors;
   tensor_map y_map[2];
   bool once;  ///< weights are read about once: they need not stay in the cache

@@ -12,12 +12,12 @@ inline constexpr int decode_feeding_registers = 40;
 [[nodiscard]] constexpr int decoding_registers(int groups) { return groups == 2 ? 232 : 104; }
 
 /// A tile by the code for its width.
-template <class Tile, int Width = Tile::width_step>
+template <class Tile, int Width = 8>
 __device__ __forceinline__ void decode_and_multiply(decode_thread<Tile>& thread,
                                                     gemm_tile const& tile, int panels) {
   if constexpr (Width * Tile::halves < Tile::rows) {
     if (tile.rows > Width * Tile::halves) {
-      return decode_and_multiply<Tile, Width + Tile::width_step>(thread, tile, panels);
+      return decode_and_multiply<Tile, Width + 8>(thread, tile, panels);
     }
   }
   decode_sums<Tile, Width> sums;
@@ -75,7 +75,10 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
     tile_reader reader(memory.tile, memory.tiles);
     decode_thread<Tile> thread(p, memory);
     gemm_tile tile;
-    while (reader.next(tile)) decode_and_multiply(thread, tile, stages * Tile::panels);
+    while (reader.next(tile)) {
+      thread.load_bias(tile);
+      decode_and_multiply(thread, tile, stages * Tile::panels);
+    }
     // What the copy engine still reads must not go away.
     cute::tma_store_wait<0>();
   }
@@ -92,11 +95,11 @@ template <class Tile>
 constexpr bool fits = sizeof(decode_memory<Tile>) + 1024 <= 227 * 1024;
 
 template <class Left>
-using decode_few = decode_tile<Left, 4, 32, 1, 128, 5, false>;
+using decode_few = decode_tile<Left, 2, 32, 1, 128, 8, false, decode_products::of_warps>;
 template <class Left>
-using decode_some = decode_tile<Left, 4, 64, 1, 128, 4, false>;
+using decode_some = decode_tile<Left, 2, 64, 1, 128, 6, false, decode_products::of_warps>;
 template <class Left>
-using decode_many = decode_tile<Left, 2, 288, 2, 64, 4, true>;
+using decode_many = decode_tile<Left, 2, 288, 2, 64, 4, true, decode_products::of_groups>;
 
 static_assert(fits<decode_few<bf16_left>> && fits<decode_some<bf16_left>> &&
               fits<decode_many<bf16_left>>);

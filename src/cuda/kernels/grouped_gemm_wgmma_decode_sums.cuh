@@ -32,7 +32,8 @@ struct decode_thread {
   int group, lane, out;  ///< out: the first of its two outputs of the tile; the other is 8 further
   ring_place<Tile::stages> stage;
   ring_place<scale_slots> scale;
-  int turn = 0;  ///< which buffer of y is next
+  int turn = 0;     ///< which buffer of y is next
+  float addend[2];  ///< bias of its outputs
 
   __device__ decode_thread(grouped_gemm_decode_parameters const& parameters,
                            decode_memory<Tile>& shared)
@@ -65,6 +66,19 @@ struct decode_thread {
     __syncwarp();
     if (lane == 0) arrive(memory.scales.used[scale.slot]);
     scale.next();
+  }
+
+  __device__ void load_bias(gemm_tile const& tile) {
+    tensor_view const& bias = p.bias[tile.part];
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      index_t const at = index_t{tile.out} + out + i * 8;
+      bool const live = bias.present() && at < p.n_part;
+      float const value =
+          live ? load_number(bias.type, bias.data, offset_of(bias, tile.expert, at)) : 0.0F;
+      if (i == 0) addend[0] = value;
+      if (i == 1) addend[1] = value;
+    }
   }
 
   /// What this thread decodes of panel `number` of a tile, which is where it is.
@@ -118,7 +132,7 @@ class decode_sums {
       advance<1>(thread, panel + 1, odd, even);
     }
     begin(thread.x(1), odd);
-    cute::warpgroup_wait<0>();
+    await_products();
     fence_registers(sums_);
     thread.release(thread.stage.slot);
     thread.stage.next();
@@ -143,19 +157,12 @@ class decode_sums {
             e4m3_codes::pair<typename Tile::left>(codes.pair[step][i], codes.scale[i % 2]);
       }
     }
+    // Behind the end of k there are no weights: zero, not zero times a scale that may be no number.
     index_t const left = thread.p.k - index_t{panel} * Tile::panel_k;
-    if (left < Tile::panel_k) trim(thread.lane, left < 0 ? 0 : within(left, Tile::panel_k), to);
-  }
-  /// Behind the end of k there are no weights: zero, not zero times a scale that may be no number.
-  static __device__ __forceinline__ void trim(int lane, int depth, left_numbers (&numbers)[steps]) {
+    if (left >= Tile::panel_k) return;
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int const k = step * 16 + i / 2 * 8 + lane % 4 * 2;
-        if (k + 1 >= depth) numbers[step].pair[i] &= 0xffffU;
-        if (k >= depth) numbers[step].pair[i] = 0;
-      }
+      if (step * 16 >= left) to[step] = {};
     }
   }
 
@@ -171,13 +178,24 @@ class decode_sums {
       thread.memory.stages.await_filled(thread.stage);
     }
     decode(thread, next, then);
-    cute::warpgroup_wait<0>();
+    await_products();
     if constexpr (last_of_stage) thread.release(slot);
   }
-  /// The products of a panel, whose x are at `x`.
+  /// The products of a panel, whose x are at `x`, begin, or are done.
   __device__ __forceinline__ void begin(std::uint8_t const* x, left_numbers (&now)[steps]) {
-#pragma unroll
-    for (auto& numbers : now) fence_registers(numbers);
+    if constexpr (Tile::products == decode_products::of_warps) {
+      multiply_by_warps(x, now);
+    } else {
+      multiply_by_group(x, now);
+    }
+  }
+  __device__ __forceinline__ void await_products() const {
+    if constexpr (Tile::products == decode_products::of_groups) cute::warpgroup_wait<0>();
+  }
+
+  __device__ __forceinline__ void multiply_by_group(std::uint8_t const* x,
+                                                    left_numbers (&now)[steps]) {
+    fence(now);
     fence_registers(sums_);
     cute::warpgroup_arrive();
 #pragma unroll
@@ -192,11 +210,51 @@ class decode_sums {
     }
     cute::warpgroup_commit_batch();
   }
+  static __device__ __forceinline__ void fence(left_numbers (&left)[steps]) {
+#pragma unroll
+    for (auto& numbers : left) fence_registers(numbers);
+  }
+
+  /// Two steps at a time; of 8 rows that are left over the right operands of both come together.
+  __device__ __forceinline__ void multiply_by_warps(std::uint8_t const* x,
+                                                    left_numbers const (&now)[steps]) {
+    int const lane = lane_number(), matrix = lane / 8, row = lane % 8;
+    std::uint32_t const base = cute::cast_smem_ptr_to_uint(x) + static_cast<unsigned>(row * 128);
+#pragma unroll
+    for (int step = 0; step < steps; step += 2) {
+#pragma unroll
+      for (int first = 0; first < Width; first += 16) {
+        bool const both = first + 8 < Width;
+        std::uint32_t right[2][4];
+#pragma unroll
+        for (int i = 0; i < (both ? 2 : 1); ++i) {
+          int const chunk = both ? (step + i) * 2 + matrix % 2 : step * 2 + matrix;
+          int const at = (first + (both ? matrix / 2 * 8 : 0)) * 128 + (chunk ^ row) * 16;
+          load_matrices(right[i], base + static_cast<unsigned>(at));
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          std::uint32_t const* const r = both ? right[i] : right[0] + i * 2;
+          multiply_eight(now[step + i], first, r);
+          if (both) multiply_eight(now[step + i], first + 8, r + 2);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply_eight(left_numbers const& left, int first,
+                                                 std::uint32_t const* right) {
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = sums_[first / 2 + i];
+    Tile::left::multiply(sums, left.pair, right[0], right[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums_[first / 2 + i] = sums[i];
+  }
 
   [[nodiscard]] static __device__ std::uint32_t packed(float a, float b, bool bf16) {
     return bf16 ? bf16_left::of(a, b) : f16_left::of(a, b);
   }
-  __device__ void add_bias(decode_thread<Tile> const& thread, gemm_tile const& tile);
+  __device__ void add_bias(decode_thread<Tile> const& thread);
   __device__ void transpose(decode_thread<Tile> const& thread, int first, bool bf16) const;
 
   float sums_[Tile::halves * Width / 2];
@@ -234,13 +292,14 @@ __device__ void hand_over(decode_thread<Tile> const& thread, gemm_tile const& ti
                           int rows) {
   int const out = tile.out + thread.group * 64;
   if (out >= thread.p.n_part) return;
-  if (Tile::rows_out == 64 && rows == 64) {
-    cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[1], thread.buffer(), out, tile.part,
-                                  tile.row + first);
-    return;
+  int row = 0;
+#pragma unroll 1
+  for (; row + 32 <= rows; row += 32) {
+    cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[1], thread.buffer() + row * 128, out, tile.part,
+                                  tile.row + first + row);
   }
 #pragma unroll 1
-  for (int row = 0; row + 8 <= rows; row += 8) {
+  for (; row + 8 <= rows; row += 8) {
     cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[0], thread.buffer() + row * 128, out, tile.part,
                                   tile.row + first + row);
   }
@@ -261,15 +320,18 @@ __device__ void write_chunk(decode_thread<Tile> const& thread, gemm_tile const& 
 template <class Tile, int Width>
 __device__ void decode_sums<Tile, Width>::store(decode_thread<Tile>& thread,
                                                 gemm_tile const& tile) {
-  add_bias(thread, tile);
+  if (thread.p.bias[tile.part].present()) add_bias(thread);
   bool const bf16 = thread.p.y.type == dtype::bf16;
-#pragma unroll
-  for (int first = 0; first < Tile::halves * Width; first += Tile::rows_out) {
-    if (first >= tile.rows) break;
+#pragma unroll 1
+  for (int first = 0; first < tile.rows; first += Tile::rows_out) {
     // What was handed over from this buffer last has been read.
     cute::tma_store_wait<1>();
     thread.await_group();
-    transpose(thread, first, bf16);
+    // One of them: the registers of a chunk must be known to the compiler.
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::halves * Width; chunk += Tile::rows_out) {
+      if (chunk == first) transpose(thread, chunk, bf16);
+    }
     cute::tma_store_fence();
     thread.await_group();
     write_chunk(thread, tile, first);
@@ -278,21 +340,9 @@ __device__ void decode_sums<Tile, Width>::store(decode_thread<Tile>& thread,
 }
 
 template <class Tile, int Width>
-__device__ void decode_sums<Tile, Width>::add_bias(decode_thread<Tile> const& thread,
-                                                   gemm_tile const& tile) {
-  tensor_view const& bias = thread.p.bias[tile.part];
-  if (!bias.present()) return;
+__device__ void decode_sums<Tile, Width>::add_bias(decode_thread<Tile> const& thread) {
 #pragma unroll
-  for (int second = 0; second < 2; ++second) {
-    index_t const out = index_t{tile.out} + thread.out + second * 8;
-    if (out >= thread.p.n_part) continue;
-    float const addend = load_number(bias.type, bias.data, offset_of(bias, tile.expert, out));
-#pragma unroll
-    for (int i = second * 2; i < Tile::halves * Width / 2; i += 4) {
-      sums_[i] += addend;
-      sums_[i + 1] += addend;
-    }
-  }
+  for (int i = 0; i < Tile::halves * Width / 2; ++i) sums_[i] += thread.addend[i / 2 % 2];
 }
 
 /// Rows [first, first + rows_out) as rows of y.

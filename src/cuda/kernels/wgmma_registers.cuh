@@ -1,9 +1,7 @@
 #pragma once
 
+#include "cuda/kernels/mma.cuh"
 #include "cuda/kernels/wgmma.cuh"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 /// Products whose left operand comes from registers. A thread holds, of each 64 x 16 numbers, rows
 /// 16 * warp + lane / 4 and that + 8, and of each the pairs from lane % 4 * 2 and that + 8 on:
@@ -14,21 +12,13 @@ struct left_numbers {
   std::uint32_t pair[4];
 };
 
-struct bf16_left {
+struct bf16_left : bf16_pair {
   template <int Rows>
   struct product;
-  [[nodiscard]] static __device__ std::uint32_t of(float low, float high) {
-    __nv_bfloat162 const both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<std::uint32_t const*>(&both);
-  }
 };
-struct f16_left {
+struct f16_left : f16_pair {
   template <int Rows>
   struct product;
-  [[nodiscard]] static __device__ std::uint32_t of(float low, float high) {
-    __half2 const both = __floats2half2_rn(low, high);
-    return *reinterpret_cast<std::uint32_t const*>(&both);
-  }
 };
 
 #define MOE64_PRODUCTS(rows)                                                                \
