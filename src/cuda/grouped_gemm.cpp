@@ -2,6 +2,7 @@
 
 #include "cuda/grouped_gemm_mma.hpp"
 #include "cuda/grouped_gemm_wgmma.hpp"
+#include "cuda/grouped_gemm_wgmma_decode.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
@@ -58,6 +59,7 @@ void run_reference(grouped_gemm_args const& args, stream where) {
 
 constexpr implementation<grouped_gemm_args> multipliers[] = {
     {"wgmma", wgmma::takes, wgmma::grouped_gemm},
+    {"wgmma_decode", wgmma_decode::takes, wgmma_decode::grouped_gemm},
     {"mma", mma::takes, mma::grouped_gemm},
     {"reference", any_call<grouped_gemm_args>, run_reference},
 };

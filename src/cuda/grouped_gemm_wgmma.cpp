@@ -3,44 +3,19 @@
 #include "cuda/grouped_gemm.hpp"
 #include "cuda/kernels/grouped_gemm_wgmma.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/wgmma_operands.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 namespace moe64::cuda::wgmma {
 namespace {
 
-/// Codes along k whose products are added before they are scaled, and rows of a box of weights.
+/// Codes along k whose products are added before they are scaled.
 constexpr index_t block = 128;
 /// Of an operand in shared memory.
 constexpr int row_bytes = 128;
-
-support has_hopper(moe64::device where) {
-  int major = 0, minor = 0;
-  if (the_runtime().capability(where.ordinal, &major, &minor) != 0) {
-    return support::no(fmt::format("{} does not tell its compute capability", to_string(where)));
-  }
-  if (major == 9 && minor == 0) return support::yes();
-  return support::no(
-      fmt::format("{} has compute capability {}.{}, not 9.0", to_string(where), major, minor));
-}
-
-support takes_rows(char const* argument, tensor_view const& values) {
-  index_t const size = bits(values.type) / 8;
-  auto const aligned = [&](index_t stride) { return stride >= 0 && stride * size % 16 == 0; };
-  constexpr index_t most = std::numeric_limits<int>::max();
-  bool const data = reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0;
-  if (!data || values.stride[2] != 1 || !aligned(values.stride[1]) || !aligned(values.stride[0])) {
-    return support::no(fmt::format("{} {} does not begin contiguous rows at multiples of 16 bytes",
-                                   argument, to_string(values)));
-  }
-  if (std::max({values.extent[0], values.extent[1], values.extent[2]}) > most) {
-    return support::no(fmt::format("{} {} has an extent past 2^31", argument, to_string(values)));
-  }
-  return support::yes();
-}
 
 support takes_types(grouped_gemm_args const& args) {
   dtype const x = args.x.type(), weights = args.weights.type();
@@ -51,50 +26,14 @@ support takes_types(grouped_gemm_args const& args) {
                                  name(weights)));
 }
 
-/// Whether `per` numbers that share a scale are whole blocks of an extent.
-bool whole_blocks(index_t per, index_t extent) { return per % block == 0 || per >= extent; }
-
-bool one_per_row(quantized_view const& q) {
-  return q.layout().rows_per_scale(q.rows()) == 1 &&
-         q.layout().cols_per_scale(q.cols()) >= q.cols();
-}
-
 support takes_scales(quantized_view const& x, quantized_view const& weights) {
-  for (dtype const type : {x.scales().type, weights.scales().type}) {
-    if (type == dtype::f32 || type == dtype::bf16 || type == dtype::e8m0) continue;
-    return support::no(fmt::format("scales are {}, not f32, bf16 or e8m0", name(type)));
-  }
+  if (support const type = takes_scale_type(x); !type) return type;
   if (!whole_blocks(x.layout().cols_per_scale(x.cols()), x.cols()) ||
       x.layout().rows_per_scale(x.rows()) != 1) {
     return support::no(fmt::format("x has scale {}: neither one for each row nor for each {} of it",
                                    to_string(x.layout()), block));
   }
-  bool const blocks =
-      whole_blocks(weights.layout().rows_per_scale(weights.rows()), weights.rows()) &&
-      whole_blocks(weights.layout().cols_per_scale(weights.cols()), weights.cols());
-  if (!blocks && !one_per_row(weights)) {
-    return support::no(fmt::format("weights have scale {}: neither rows nor whole blocks of {}",
-                                   to_string(weights.layout()), block));
-  }
-  return support::yes();
-}
-
-int blocks_in(index_t per, index_t extent) {
-  index_t const blocks =
-      per >= extent ? ceil_div(std::max<index_t>(extent, 1), block) : per / block;
-  return static_cast<int>(blocks);  // narrow-ok: extents are ints
-}
-
-wgmma_scales scales_of(quantized_view const& q) {
-  tensor_view const& scales = q.scales();
-  bool const one_along_k = q.layout().cols_per_scale(q.cols()) >= q.cols();
-  return {.data = scales.data,
-          .type = scales.type,
-          .expert = scales.stride[0],
-          .n = scales.stride[1],
-          .k = one_along_k ? 0 : scales.stride[2],
-          .n_blocks = blocks_in(q.layout().rows_per_scale(q.rows()), q.rows()),
-          .k_blocks = one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
+  return takes_weight_scales(weights);
 }
 
 /// From the rows that an expert has on average; whatever it says, the bits are the same.
@@ -102,19 +41,6 @@ wgmma_size size_of(index_t rows, index_t experts) {
   index_t const each = ceil_div(rows, std::max<index_t>(experts, 1));
   return each <= 16 ? wgmma_size::few : each <= 48 ? wgmma_size::some : wgmma_size::many;
 }
-
-class encoder {
- public:
-  explicit encoder(stream where) : where_(where) {}
-  [[nodiscard]] tensor_map operator()(tensor_box const& box) const {
-    tensor_map map;
-    check(the_runtime().encode(box, &map), "grouped_gemm", where_.device);
-    return map;
-  }
-
- private:
-  stream where_;
-};
 
 grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
   grouped_gemm_wgmma_parameters p = {};

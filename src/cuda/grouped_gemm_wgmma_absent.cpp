@@ -1,6 +1,7 @@
 #include "cuda/grouped_gemm_wgmma.hpp"
+#include "cuda/grouped_gemm_wgmma_decode.hpp"
 
-/// In the place of grouped_gemm_wgmma.cpp in builds without the headers of CUTLASS or without
+/// In the place of grouped_gemm_wgmma*.cpp in builds without the headers of CUTLASS or without
 /// sm_90a.
 namespace moe64::cuda::wgmma {
 
@@ -11,3 +12,13 @@ support takes(grouped_gemm_args const&) {
 void grouped_gemm(grouped_gemm_args const&, stream) {}
 
 }  // namespace moe64::cuda::wgmma
+
+namespace moe64::cuda::wgmma_decode {
+
+support takes(grouped_gemm_args const&) {
+  return support::no("this build has no kernels of sm_90a");
+}
+
+void grouped_gemm(grouped_gemm_args const&, stream) {}
+
+}  // namespace moe64::cuda::wgmma_decode

@@ -1,0 +1,28 @@
+#include "cuda/kernels/grouped_gemm_wgmma_decode_kernel.cuh"
+
+namespace moe64::cuda {
+namespace {
+
+template <class Left>
+kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size) {
+  return size == wgmma_size::many ? decode_kernel_many<Left>() : decode_kernel_small<Left>(size);
+}
+
+}  // namespace
+
+decode_shape grouped_gemm_decode_shape(wgmma_size size) {
+  switch (size) {
+    case wgmma_size::few:
+      return decode_shape_of<decode_few<bf16_left>>;
+    case wgmma_size::some:
+      return decode_shape_of<decode_some<bf16_left>>;
+    default:
+      return decode_shape_of<decode_many<bf16_left>>;
+  }
+}
+
+kernel<grouped_gemm_decode_parameters> grouped_gemm_decode_kernel(wgmma_size size, dtype numbers) {
+  return numbers == dtype::bf16 ? kernel_of<bf16_left>(size) : kernel_of<f16_left>(size);
+}
+
+}  // namespace moe64::cuda

@@ -1,0 +1,165 @@
+#pragma once
+
+#include "cuda/kernels/grouped_gemm_wgmma.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_decode.hpp"
+#include "cuda/kernels/wgmma_registers.cuh"
+
+/// Codes by numbers: as in grouped_gemm_wgmma.cuh a warp finds tiles, one has the copy engine fill
+/// stages, one brings scales, and groups of four warps decode, multiply and add.
+namespace moe64::cuda {
+
+/// Which instructions multiply. Those of groups of four warps take as long for 8 rows as for 128
+/// when their left operand comes from registers; few rows are better off with those of one warp,
+/// which give the same bits.
+enum class decode_products { of_groups, of_warps };
+
+/// A tile of 64 outputs for each of the groups and up to Rows rows, in `Halves` products of equal
+/// width. Two blocks of threads that are a pair have the same rows and neighbouring outputs, and
+/// each copies half of the rows for both.
+template <class Left, int Groups, int Rows, int Halves, int StageK, int Stages, bool Pair,
+          decode_products Products>
+struct decode_tile {
+  using left = Left;
+  static constexpr int groups = Groups, rows = Rows, halves = Halves, stages = Stages;
+  static constexpr decode_products products = Products;
+  static constexpr int cluster = Pair ? 2 : 1;
+  static constexpr int outs = 64 * Groups;
+  static constexpr int threads = 128 * (Groups + 1);
+  /// Along k: a stage, of which panels of 64 numbers are multiplied at a time, 16 in each step.
+  static constexpr int stage_k = StageK, panel_k = 64, panels = StageK / panel_k, steps = 4;
+  static constexpr int weight_bytes = outs * StageK, panel_bytes = Rows * 128;
+  static constexpr int stage_bytes = weight_bytes + panels * panel_bytes;
+  /// Rows of y that a group hands to the copy engine at a time; there are two buffers for them.
+  static constexpr int rows_out = Rows <= 64 ? 16 : 64;
+  static_assert(Groups == 2 || Groups == 4);
+  static_assert(Rows % (8 * Halves) == 0 && Rows % rows_out % 16 == 0 && Rows / 8 / cluster < 32);
+  static_assert(StageK == 64 || StageK == 128);
+};
+
+/// Scales of a tile come in chunks of that many blocks along k, for each block of 128 outputs; or
+/// one for each output.
+inline constexpr int scale_chunk = 128, scale_slots = 2;
+
+template <class Tile>
+struct decode_memory {
+  alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
+  alignas(1024) std::uint8_t out[Tile::groups][2][Tile::rows_out * 128];  ///< by group and turn
+  float scale[scale_slots][Tile::outs];
+  gemm_tile tile[tile_slots];
+  ring_barriers<Tile::stages> stages;
+  ring_barriers<scale_slots> scales;
+  ring_barriers<tile_slots> tiles;
+  expert_tiles::memory tile_sums;
+};
+
+/// By one thread: stages of weights and x, in the order in which they are multiplied.
+template <class Tile>
+class decode_loader {
+ public:
+  __device__ decode_loader(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory)
+      : p_(p), memory_(memory), rank_(Tile::cluster == 1 ? 0 : rank_in_cluster()) {
+    using cute::TMA::CacheHintSm90;
+    weights_hint_ = static_cast<std::uint64_t>(p.once ? CacheHintSm90::EVICT_FIRST
+                                                      : CacheHintSm90::EVICT_NORMAL);
+  }
+  __device__ void load(gemm_tile const& tile, int stages) {
+    int const eights = tile.eights();
+    int const bytes = Tile::weight_bytes + Tile::panels * eights * 1024;
+    // Of a pair's rows each block copies one half, to both.
+    int const half = Tile::cluster == 1 ? eights : (eights + 1) / 2;
+    int const first = rank_ == 0 ? 0 : half, count = rank_ == 0 ? half : eights - half;
+    for (int i = 0; i < stages; ++i) {
+      memory_.stages.await_free(at_);
+      shared_barrier& filled = memory_.stages.filled[at_.slot];
+      std::uint8_t* const stage = memory_.stage[at_.slot];
+      cute::set_barrier_transaction_bytes(filled,
+                                          static_cast<std::uint32_t>(bytes));  // narrow-ok: stage
+      int const k = i * Tile::stage_k;
+      cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_, stage, k,
+                                   tile.out, tile.expert);
+#pragma unroll
+      for (int panel = 0; panel < Tile::panels; ++panel) {
+        load_x(tile.row, first, count, k + panel * 64,
+               stage + Tile::weight_bytes + panel * Tile::panel_bytes, filled);
+      }
+      at_.next();
+    }
+  }
+
+ private:
+  /// `count` eights from eight `done` of the tile on, in boxes of 128 rows down to 8. Rows behind
+  /// the tile are of no use, and never reach y.
+  __device__ void load_x(int row, int done, int count, int k, std::uint8_t* to,
+                         shared_barrier& filled) const {
+    constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+#pragma unroll
+    for (int i = 4; i >= 0; --i) {
+      if ((8 << i) > Tile::rows || (count >> i & 1) == 0) continue;
+      copy(i, row, done, k, to, filled, hint);
+      done += 1 << i;
+    }
+  }
+  __device__ void copy(int box, int row, int done, int k, std::uint8_t* to, shared_barrier& filled,
+                       std::uint64_t hint) const {
+    if constexpr (Tile::cluster == 1) {
+      cute::SM90_TMA_LOAD_2D::copy(&p_.x[box], &filled, hint, to + done * 1024, k, row + done * 8);
+    } else {
+      constexpr std::uint16_t both = 3;
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.x[box], &filled, both, hint, to + done * 1024, k,
+                                             row + done * 8);
+    }
+  }
+
+  grouped_gemm_decode_parameters const& p_;
+  decode_memory<Tile>& memory_;
+  int rank_;
+  std::uint64_t weights_hint_;
+  ring_place<Tile::stages> at_;
+};
+
+/// By one warp: the scales of a tile as f32.
+template <class Tile>
+class scale_loader {
+ public:
+  __device__ scale_loader(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory)
+      : p_(p), memory_(memory) {}
+  __device__ void load(gemm_tile const& tile) {
+    int const blocks = static_cast<int>(ceil_div(p_.k, index_t{128}));  // narrow-ok: host looked
+    for (int first = 0; first < blocks; first += scale_chunk) {
+      float scale[each];
+#pragma unroll
+      for (int i = 0; i < each; ++i) {
+        int const place = i * 32 + lane_number();
+        int const block = place / scale_chunk;
+        scale[i] = p_.row_scales ? of(tile, tile.out + place, 0)
+                                 : of(tile, tile.out + block * 128, first + place % scale_chunk);
+      }
+      memory_.scales.await_free(at_);
+#pragma unroll
+      for (int i = 0; i < each; ++i) memory_.scale[at_.slot][i * 32 + lane_number()] = scale[i];
+      __syncwarp();
+      if (lane_number() == 0) arrive(memory_.scales.filled[at_.slot]);
+      at_.next();
+    }
+  }
+
+ private:
+  static constexpr int each = Tile::outs / 32;
+  static_assert(Tile::outs % scale_chunk == 0);
+
+  /// 0 where there are no weights.
+  [[nodiscard]] __device__ float of(gemm_tile const& tile, int out, int k_block) const {
+    wgmma_scales const& scales = p_.scales[tile.part];
+    if (out >= p_.n_part || index_t{k_block} * 128 >= p_.k) return 0.0F;
+    index_t const n = p_.row_scales ? out : out / 128 / scales.n_blocks;
+    index_t const at =
+        tile.expert * scales.expert + n * scales.n + k_block / scales.k_blocks * scales.k;
+    return load_number(scales.type, scales.data, at);
+  }
+
+  grouped_gemm_decode_parameters const& p_;
+  decode_memory<Tile>& memory_;
+  ring_place<scale_slots> at_;
+};
+
+}  // namespace moe64::cuda

@@ -1,0 +1,114 @@
+#pragma once
+
+#include "cuda/kernels/grouped_gemm_wgmma_decode_sums.cuh"
+
+#include <cutlass/arch/reg_reconfig.h>
+
+namespace moe64::cuda {
+
+/// Registers of a thread that feeds and of one of two or four groups that decode: together no more
+/// than a block of 384 or 640 threads begins with, 168 or 96 each.
+inline constexpr int decode_feeding_registers = 40;
+[[nodiscard]] constexpr int decoding_registers(int groups) { return groups == 2 ? 232 : 104; }
+
+/// A tile by the code for its width.
+template <class Tile, int Width = 8>
+__device__ __forceinline__ void decode_and_multiply(decode_thread<Tile>& thread,
+                                                    gemm_tile const& tile, int panels) {
+  if constexpr (Width * Tile::halves < Tile::rows) {
+    if (tile.rows > Width * Tile::halves) {
+      return decode_and_multiply<Tile, Width + 8>(thread, tile, panels);
+    }
+  }
+  decode_sums<Tile, Width> sums;
+  sums.add_all(thread, panels);
+  sums.store(thread, tile);
+}
+
+template <class Tile>
+__device__ void feed(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory,
+                     int stages) {
+  gemm_tile tile;
+  tile_reader reader(memory.tile, memory.tiles);
+  if (warp_number() == 1) {
+    decode_loader<Tile> loader(p, memory);
+    while (reader.next(tile)) {
+      if (lane_number() == 0) loader.load(tile, stages);
+      __syncwarp();
+    }
+  } else if (warp_number() == 2) {
+    scale_loader<Tile> loader(p, memory);
+    while (reader.next(tile)) loader.load(tile);
+  }
+}
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::cluster, 1, 1)
+    grouped_gemm_decode(__grid_constant__ grouped_gemm_decode_parameters const p) {
+  extern __shared__ std::uint8_t shared[];
+  auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
+  auto& memory = *reinterpret_cast<decode_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
+  if (threadIdx.x == 0) {
+    constexpr int multiplying_warps = 4 * Tile::groups;
+    memory.stages.make(1, multiplying_warps * Tile::cluster);
+    memory.scales.make(1, multiplying_warps);
+    memory.tiles.make(1, multiplying_warps + 2);
+    cutlass::arch::fence_barrier_init();
+  }
+  index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs * Tile::cluster});
+  tile_cut const cut = {p.expert_begin, p.y.extent[0], Tile::rows, p.parts * tiles_each,
+                        8 * Tile::halves};
+  expert_tiles const tiles(cut, memory.tile_sums);
+  if constexpr (Tile::cluster > 1) cute::cluster_sync();
+  // Whole 128s, so that there is an even number of panels: behind the end of k are zeros.
+  int const blocks = static_cast<int>(ceil_div(p.k, index_t{128}));  // narrow-ok: host looked
+  int const stages = blocks * (128 / Tile::stage_k);
+  if (warp_number() < 4) {
+    cutlass::arch::warpgroup_reg_dealloc<decode_feeding_registers>();
+    if (warp_number() == 0) {
+      int const rank = Tile::cluster == 1 ? 0 : rank_in_cluster();
+      publish_tiles(tiles, {tiles_each, Tile::outs, Tile::rows, Tile::cluster, rank}, memory);
+    } else {
+      feed(p, memory, stages);
+    }
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<decoding_registers(Tile::groups)>();
+    tile_reader reader(memory.tile, memory.tiles);
+    decode_thread<Tile> thread(p, memory);
+    gemm_tile tile;
+    while (reader.next(tile)) {
+      thread.load_bias(tile);
+      decode_and_multiply(thread, tile, stages * Tile::panels);
+    }
+    // What the copy engine still reads must not go away.
+    cute::tma_store_wait<0>();
+  }
+  // A block's memory must outlive what its pair writes there.
+  if constexpr (Tile::cluster > 1) cute::cluster_sync();
+}
+
+/// Shared memory: beside the memory itself what aligning it takes.
+template <class Tile>
+constexpr decode_shape decode_shape_of = {
+    {Tile::rows, Tile::outs, Tile::cluster, Tile::threads, sizeof(decode_memory<Tile>) + 1024},
+    Tile::stage_k};
+template <class Tile>
+constexpr bool fits = sizeof(decode_memory<Tile>) + 1024 <= 227 * 1024;
+
+template <class Left>
+using decode_few = decode_tile<Left, 2, 32, 1, 128, 8, false, decode_products::of_warps>;
+template <class Left>
+using decode_some = decode_tile<Left, 2, 64, 1, 128, 6, false, decode_products::of_warps>;
+template <class Left>
+using decode_many = decode_tile<Left, 2, 288, 2, 64, 4, true, decode_products::of_groups>;
+
+static_assert(fits<decode_few<bf16_left>> && fits<decode_some<bf16_left>> &&
+              fits<decode_many<bf16_left>>);
+
+/// Instantiated in files for each kind of numbers.
+template <class Left>
+kernel<grouped_gemm_decode_parameters> decode_kernel_small(wgmma_size size);
+template <class Left>
+kernel<grouped_gemm_decode_parameters> decode_kernel_many();
+
+}  // namespace moe64::cuda

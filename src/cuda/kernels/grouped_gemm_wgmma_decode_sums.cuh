@@ -1,0 +1,369 @@
+#pragma once
+
+#include "cuda/kernels/grouped_gemm_wgmma_decode.cuh"
+
+#include <cute/arch/copy_sm90.hpp>
+
+#include <cuda_fp8.h>
+
+namespace moe64::cuda {
+
+/// Two codes as numbers of the left operand: scaled in f32, rounded once more.
+struct e4m3_codes {
+  template <class Left>
+  [[nodiscard]] static __device__ std::uint32_t pair(std::uint16_t codes, float scale) {
+    __half2 const exact(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3));
+    float2 const numbers = __half22float2(exact);
+    return Left::of(numbers.x * scale, numbers.y * scale);
+  }
+};
+
+/// The codes of one panel that one thread decodes.
+struct panel_codes {
+  std::uint16_t pair[4][4];
+  float scale[2];  ///< of the thread's two outputs
+};
+
+/// Where a thread of the groups is: in the rings, and in the tile.
+template <class Tile>
+struct decode_thread {
+  grouped_gemm_decode_parameters const& p;
+  decode_memory<Tile>& memory;
+  int group, lane, out;  ///< out: the first of its two outputs of the tile; the other is 8 further
+  ring_place<Tile::stages> stage;
+  ring_place<scale_slots> scale;
+  int turn = 0;     ///< which buffer of y is next
+  float addend[2];  ///< bias of its outputs
+
+  __device__ decode_thread(grouped_gemm_decode_parameters const& parameters,
+                           decode_memory<Tile>& shared)
+      : p(parameters),
+        memory(shared),
+        group(warp_number() / 4 - 1),
+        lane(lane_number()),
+        out(group * 64 + warp_number() % 4 * 16 + lane / 4) {}
+
+  [[nodiscard]] __device__ std::uint8_t* buffer() const { return memory.out[group][turn]; }
+  __device__ void await_group() const {
+    auto const barrier = static_cast<std::uint32_t>(group);  // narrow-ok: below 4
+    cutlass::arch::NamedBarrier::arrive_and_wait(128, barrier);
+  }
+
+  /// By the whole warp: it will not look at the stage again.
+  __device__ void release(int slot) const {
+    __syncwarp();
+    if constexpr (Tile::cluster == 1) {
+      if (lane == 0) arrive(memory.stages.used[slot]);
+    } else {
+      arrive_at(memory.stages.used[slot], lane, lane < Tile::cluster);
+    }
+  }
+  /// The right operand of an even or odd panel of the tile, which is where the thread is.
+  [[nodiscard]] __device__ std::uint8_t const* x(int odd) const {
+    return memory.stage[stage.slot] + Tile::weight_bytes + odd % Tile::panels * Tile::panel_bytes;
+  }
+  __device__ void next_scales() {
+    __syncwarp();
+    if (lane == 0) arrive(memory.scales.used[scale.slot]);
+    scale.next();
+  }
+
+  __device__ void load_bias(gemm_tile const& tile) {
+    tensor_view const& bias = p.bias[tile.part];
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      index_t const at = index_t{tile.out} + out + i * 8;
+      bool const live = bias.present() && at < p.n_part;
+      float const value =
+          live ? load_number(bias.type, bias.data, offset_of(bias, tile.expert, at)) : 0.0F;
+      if (i == 0) addend[0] = value;
+      if (i == 1) addend[1] = value;
+    }
+  }
+
+  /// What this thread decodes of panel `number` of a tile, which is where it is.
+  __device__ __forceinline__ void read(int number, panel_codes& codes) {
+    constexpr int panels_per_block = 128 / Tile::panel_k;
+    if (number % (panels_per_block * scale_chunk) == 0) {
+      if (number > 0) next_scales();
+      memory.scales.await_filled(scale);
+    }
+    float const* const scales = memory.scale[scale.slot];
+    int const first =
+        p.row_scales ? out : out / 128 * 128 + number / panels_per_block % scale_chunk;
+    codes.scale[0] = scales[first];
+    codes.scale[1] = scales[p.row_scales ? first + 8 : first];
+    constexpr int row_chunks = Tile::stage_k / 16;
+    int const swizzle = (lane / 4 / (8 / row_chunks) % row_chunks) ^ (number % Tile::panels * 4);
+    int const base = out * Tile::stage_k + swizzle * 16 + lane % 4 * 2;
+    std::uint8_t const* const stage_codes = memory.stage[stage.slot];
+#pragma unroll
+    for (int step = 0; step < Tile::steps; ++step) {
+      std::uint8_t const* const row = stage_codes + (base ^ (step * 16));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        codes.pair[step][i] =
+            *reinterpret_cast<std::uint16_t const*>(row + i % 2 * 8 * Tile::stage_k + i / 2 * 8);
+      }
+    }
+  }
+};
+
+/// The sums of one thread of a group of four warps: of outputs `out` and that + 8, of each 8 rows
+/// the two from lane % 4 * 2 on.
+template <class Tile, int Width>
+class decode_sums {
+ public:
+  __device__ decode_sums() {
+#pragma unroll
+    for (float& sum : sums_) sum = 0.0F;
+  }
+
+  /// The products of all panels of a tile, an even number, in two sets of registers by turns: while
+  /// the tensor cores read one, codes of the next panel are decoded into the other.
+  __device__ __forceinline__ void add_all(decode_thread<Tile>& thread, int panels) {
+    left_numbers even[steps], odd[steps];
+    thread.memory.stages.await_filled(thread.stage);
+    decode(thread, 0, even);
+#pragma unroll 1
+    for (int panel = 1;; panel += 2) {
+      advance<0>(thread, panel, even, odd);
+      if (panel + 1 == panels) break;
+      advance<1>(thread, panel + 1, odd, even);
+    }
+    begin(thread.x(1), odd);
+    await_products();
+    fence_registers(sums_);
+    thread.release(thread.stage.slot);
+    thread.stage.next();
+    thread.next_scales();
+  }
+
+  /// Plus bias, rounded once.
+  __device__ void store(decode_thread<Tile>& thread, gemm_tile const& tile);
+
+ private:
+  static constexpr int steps = Tile::steps;
+
+  __device__ __forceinline__ void decode(decode_thread<Tile>& thread, int panel,
+                                         left_numbers (&to)[steps]) const {
+    panel_codes codes;
+    thread.read(panel, codes);
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        to[step].pair[i] =
+            e4m3_codes::pair<typename Tile::left>(codes.pair[step][i], codes.scale[i % 2]);
+      }
+    }
+    // Behind the end of k there are no weights: zero, not zero times a scale that may be no number.
+    index_t const left = thread.p.k - index_t{panel} * Tile::panel_k;
+    if (left >= Tile::panel_k) return;
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      if (step * 16 >= left) to[step] = {};
+    }
+  }
+
+  /// Multiplies panel next - 1, where the thread is, and decodes panel `next`.
+  template <int Odd>
+  __device__ __forceinline__ void advance(decode_thread<Tile>& thread, int next,
+                                          left_numbers (&now)[steps], left_numbers (&then)[steps]) {
+    int const slot = thread.stage.slot;
+    begin(thread.x(Odd), now);
+    constexpr bool last_of_stage = Tile::panels == 1 || Odd == 1;
+    if constexpr (last_of_stage) {
+      thread.stage.next();
+      thread.memory.stages.await_filled(thread.stage);
+    }
+    decode(thread, next, then);
+    await_products();
+    if constexpr (last_of_stage) thread.release(slot);
+  }
+  /// The products of a panel, whose x are at `x`, begin, or are done.
+  __device__ __forceinline__ void begin(std::uint8_t const* x, left_numbers (&now)[steps]) {
+    if constexpr (Tile::products == decode_products::of_warps) {
+      multiply_by_warps(x, now);
+    } else {
+      multiply_by_group(x, now);
+    }
+  }
+  __device__ __forceinline__ void await_products() const {
+    if constexpr (Tile::products == decode_products::of_groups) cute::warpgroup_wait<0>();
+  }
+
+  __device__ __forceinline__ void multiply_by_group(std::uint8_t const* x,
+                                                    left_numbers (&now)[steps]) {
+    fence(now);
+    fence_registers(sums_);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (unsigned step = 0; step < steps; ++step) {
+#pragma unroll
+      for (int half = 0; half < Tile::halves; ++half) {
+        operand_place const right(cute::cast_smem_ptr_to_uint(x + half * Width * 128));
+        multiply_registers<typename Tile::left, Width>(now[step], right.along_k(step * 32),
+                                                       sums_ + half * (Width / 2),
+                                                       std::make_index_sequence<Width / 2>());
+      }
+    }
+    cute::warpgroup_commit_batch();
+  }
+  static __device__ __forceinline__ void fence(left_numbers (&left)[steps]) {
+#pragma unroll
+    for (auto& numbers : left) fence_registers(numbers);
+  }
+
+  /// Two steps at a time; of 8 rows that are left over the right operands of both come together.
+  __device__ __forceinline__ void multiply_by_warps(std::uint8_t const* x,
+                                                    left_numbers const (&now)[steps]) {
+    int const lane = lane_number(), matrix = lane / 8, row = lane % 8;
+    std::uint32_t const base = cute::cast_smem_ptr_to_uint(x) + static_cast<unsigned>(row * 128);
+#pragma unroll
+    for (int step = 0; step < steps; step += 2) {
+#pragma unroll
+      for (int first = 0; first < Width; first += 16) {
+        bool const both = first + 8 < Width;
+        std::uint32_t right[2][4];
+#pragma unroll
+        for (int i = 0; i < (both ? 2 : 1); ++i) {
+          int const chunk = both ? (step + i) * 2 + matrix % 2 : step * 2 + matrix;
+          int const at = (first + (both ? matrix / 2 * 8 : 0)) * 128 + (chunk ^ row) * 16;
+          load_matrices(right[i], base + static_cast<unsigned>(at));
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          std::uint32_t const* const r = both ? right[i] : right[0] + i * 2;
+          multiply_eight(now[step + i], first, r);
+          if (both) multiply_eight(now[step + i], first + 8, r + 2);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply_eight(left_numbers const& left, int first,
+                                                 std::uint32_t const* right) {
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = sums_[first / 2 + i];
+    Tile::left::multiply(sums, left.pair, right[0], right[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums_[first / 2 + i] = sums[i];
+  }
+
+  [[nodiscard]] static __device__ std::uint32_t packed(float a, float b, bool bf16) {
+    return bf16 ? bf16_left::of(a, b) : f16_left::of(a, b);
+  }
+  __device__ void add_bias(decode_thread<Tile> const& thread);
+  __device__ void transpose(decode_thread<Tile> const& thread, int first, bool bf16) const;
+
+  float sums_[Tile::halves * Width / 2];
+};
+
+/// Where 8 outputs of a row lie in a buffer of y: as the copy engine swizzles them.
+__device__ inline int place_out(int row, int eight) { return row * 128 + (eight ^ (row % 8)) * 16; }
+
+/// Rows [begin, end) of a buffer, by the threads of a group.
+template <class Tile>
+__device__ void write_rows(decode_thread<Tile> const& thread, gemm_tile const& tile, int first,
+                           int begin, int end) {
+  auto const& p = thread.p;
+  auto* const y = static_cast<std::uint16_t*>(p.y.data);
+  std::uint8_t const* const buffer = thread.buffer();
+#pragma unroll 1
+  for (int i = begin * 8 + thread_number() % 128; i < end * 8; i += 128) {
+    int const row = i / 8, out = tile.out + thread.group * 64 + i % 8 * 8;
+    if (out >= p.n_part) continue;
+    std::uint16_t* const to =
+        y + (tile.row + index_t{first + row}) * p.y.stride[0] + tile.part * p.n_part + out;
+    auto const* const from = reinterpret_cast<std::uint16_t const*>(buffer + place_out(row, i % 8));
+    if (p.y_vectors && out + 8 <= p.n_part) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<uint4 const*>(from);
+      continue;
+    }
+#pragma unroll 1
+    for (int j = 0; j < within(p.n_part - out, 8); ++j) to[j] = from[j];
+  }
+}
+
+/// By one thread: whole eights of rows by the copy engine, which drops outputs that a part has not.
+template <class Tile>
+__device__ void hand_over(decode_thread<Tile> const& thread, gemm_tile const& tile, int first,
+                          int rows) {
+  int const out = tile.out + thread.group * 64;
+  if (out >= thread.p.n_part) return;
+  int row = 0;
+#pragma unroll 1
+  for (; row + 32 <= rows; row += 32) {
+    cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[1], thread.buffer() + row * 128, out, tile.part,
+                                  tile.row + first + row);
+  }
+#pragma unroll 1
+  for (; row + 8 <= rows; row += 8) {
+    cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[0], thread.buffer() + row * 128, out, tile.part,
+                                  tile.row + first + row);
+  }
+}
+
+/// A buffer of rows of y, from row `first` of the tile on; the copy engine reads it while the next
+/// tile has begun.
+template <class Tile>
+__device__ void write_chunk(decode_thread<Tile> const& thread, gemm_tile const& tile, int first) {
+  int const rows = within(tile.rows - first, Tile::rows_out);
+  bool const by_engine = thread.p.y_vectors;
+  write_rows(thread, tile, first, by_engine ? rows / 8 * 8 : 0, rows);
+  if (thread_number() % 128 != 0) return;
+  if (by_engine) hand_over(thread, tile, first, rows);
+  cute::tma_store_arrive();
+}
+
+template <class Tile, int Width>
+__device__ void decode_sums<Tile, Width>::store(decode_thread<Tile>& thread,
+                                                gemm_tile const& tile) {
+  if (thread.p.bias[tile.part].present()) add_bias(thread);
+  bool const bf16 = thread.p.y.type == dtype::bf16;
+#pragma unroll 1
+  for (int first = 0; first < tile.rows; first += Tile::rows_out) {
+    // What was handed over from this buffer last has been read.
+    cute::tma_store_wait<1>();
+    thread.await_group();
+    // One of them: the registers of a chunk must be known to the compiler.
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::halves * Width; chunk += Tile::rows_out) {
+      if (chunk == first) transpose(thread, chunk, bf16);
+    }
+    cute::tma_store_fence();
+    thread.await_group();
+    write_chunk(thread, tile, first);
+    thread.turn ^= 1;
+  }
+}
+
+template <class Tile, int Width>
+__device__ void decode_sums<Tile, Width>::add_bias(decode_thread<Tile> const& thread) {
+#pragma unroll
+  for (int i = 0; i < Tile::halves * Width / 2; ++i) sums_[i] += thread.addend[i / 2 % 2];
+}
+
+/// Rows [first, first + rows_out) as rows of y.
+template <class Tile, int Width>
+__device__ void decode_sums<Tile, Width>::transpose(decode_thread<Tile> const& thread, int first,
+                                                    bool bf16) const {
+  int const lane = thread.lane;
+#pragma unroll
+  for (int r = first; r < first + Tile::rows_out && r < Tile::halves * Width; r += 16) {
+    // Four 8 x 8 matrices: rows r and r + 8 by outputs 0 and 8 of the warp's 16.
+    float const* const s = sums_ + r / 2;
+    int const row = r - first + lane / 16 * 8 + lane % 8;
+    int const eight = warp_number() % 4 * 2 + lane / 8 % 2;
+    auto& to = *reinterpret_cast<cute::uint128_t*>(thread.buffer() + place_out(row, eight));
+    if (r + 8 < Tile::halves * Width) {
+      cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
+                                    packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
+    } else {
+      cute::SM90_U16x4_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16), to);
+    }
+  }
+}
+
+}  // namespace moe64::cuda

@@ -1,0 +1,90 @@
+#include "cuda/wgmma_operands.hpp"
+
+#include "cuda/device.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+namespace moe64::cuda::wgmma {
+namespace {
+
+constexpr index_t block = 128;
+
+int blocks_in(index_t per, index_t extent) {
+  index_t const blocks =
+      per >= extent ? ceil_div(std::max<index_t>(extent, 1), block) : per / block;
+  return static_cast<int>(blocks);  // narrow-ok: extents are ints
+}
+
+}  // namespace
+
+support has_hopper(moe64::device where) {
+  int major = 0, minor = 0;
+  if (the_runtime().capability(where.ordinal, &major, &minor) != 0) {
+    return support::no(fmt::format("{} does not tell its compute capability", to_string(where)));
+  }
+  if (major == 9 && minor == 0) return support::yes();
+  return support::no(
+      fmt::format("{} has compute capability {}.{}, not 9.0", to_string(where), major, minor));
+}
+
+support takes_rows(char const* argument, tensor_view const& values) {
+  index_t const size = bits(values.type) / 8;
+  auto const aligned = [&](index_t stride) { return stride >= 0 && stride * size % 16 == 0; };
+  constexpr index_t most = std::numeric_limits<int>::max();
+  bool const data = reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0;
+  if (!data || values.stride[2] != 1 || !aligned(values.stride[1]) || !aligned(values.stride[0])) {
+    return support::no(fmt::format("{} {} does not begin contiguous rows at multiples of 16 bytes",
+                                   argument, to_string(values)));
+  }
+  if (std::max({values.extent[0], values.extent[1], values.extent[2]}) > most) {
+    return support::no(fmt::format("{} {} has an extent past 2^31", argument, to_string(values)));
+  }
+  return support::yes();
+}
+
+bool whole_blocks(index_t per, index_t extent) { return per % block == 0 || per >= extent; }
+
+bool one_per_row(quantized_view const& q) {
+  return q.layout().rows_per_scale(q.rows()) == 1 &&
+         q.layout().cols_per_scale(q.cols()) >= q.cols();
+}
+
+support takes_scale_type(quantized_view const& q) {
+  dtype const type = q.scales().type;
+  if (type == dtype::f32 || type == dtype::bf16 || type == dtype::e8m0) return support::yes();
+  return support::no(fmt::format("scales are {}, not f32, bf16 or e8m0", name(type)));
+}
+
+support takes_weight_scales(quantized_view const& weights) {
+  if (support const type = takes_scale_type(weights); !type) return type;
+  bool const blocks =
+      whole_blocks(weights.layout().rows_per_scale(weights.rows()), weights.rows()) &&
+      whole_blocks(weights.layout().cols_per_scale(weights.cols()), weights.cols());
+  if (blocks || one_per_row(weights)) return support::yes();
+  return support::no(fmt::format("weights have scale {}: neither rows nor whole blocks of {}",
+                                 to_string(weights.layout()), block));
+}
+
+wgmma_scales scales_of(quantized_view const& q) {
+  tensor_view const& scales = q.scales();
+  bool const one_along_k = q.layout().cols_per_scale(q.cols()) >= q.cols();
+  return {.data = scales.data,
+          .type = scales.type,
+          .expert = scales.stride[0],
+          .n = scales.stride[1],
+          .k = one_along_k ? 0 : scales.stride[2],
+          .n_blocks = blocks_in(q.layout().rows_per_scale(q.rows()), q.rows()),
+          .k_blocks = one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
+}
+
+tensor_map encoder::operator()(tensor_box const& box) const {
+  tensor_map map;
+  check(the_runtime().encode(box, &map), "grouped_gemm", where_.device);
+  return map;
+}
+
+}  // namespace moe64::cuda::wgmma

@@ -1,0 +1,225 @@
+// grouped_gemm of numbers by codes on the tensor cores of Hopper: the bits of decoding the weights
+// first, in every size of tiles.
+#include "support/gemm.hpp"
+#include "support/gemm_call.hpp"
+#include "support/target.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace moe64 {
+namespace {
+
+using g = granularity;
+using test::content;
+using test::difference;
+using test::gemm_call;
+using test::test_tensor;
+using test::weight_spec;
+
+weight_spec const blocks = {dtype::e4m3, g::block(128, 128)};
+
+/// Average rows that lead to every size of tiles, and counts around their edges.
+std::vector<std::vector<index_t>> const row_counts{
+    {0, 1, 7, 8, 9, 33, 0}, {31, 0, 63, 1, 64, 65}, {127, 128, 129, 0, 289, 17}};
+
+class cuda_wgmma_decode : public testing::Test {
+ protected:
+  [[nodiscard]] static test::target_stream where() { return test::target(); }
+  [[nodiscard]] static support answer(grouped_gemm_args args) {
+    args.implementation = {};
+    for (implementation_report const& report : explain(args, where())) {
+      if (report.name == "wgmma_decode") return report.answer;
+    }
+    return support::no("there is no wgmma_decode");
+  }
+  void SetUp() override {
+    gemm_call const call(blocks, {1, 128, 128}, {1}, dtype::bf16, content::integers, {});
+    if (support const can = answer(call.args); !can) GTEST_SKIP() << can.reason();
+  }
+  [[nodiscard]] static std::vector<double> run(grouped_gemm_args args, char const* implementation) {
+    test_tensor const y(args.y.type, {args.y.extent[0], args.y.extent[1]});
+    args.y = y;
+    args.implementation = implementation;
+    grouped_gemm(args, where());
+    return y.numbers();
+  }
+  static void expect_as_cpu(gemm_call const& call) {
+    grouped_gemm_args args = call.args;
+    test_tensor const expected(args.y.type, {args.y.extent[0], args.y.extent[1]});
+    args.y = expected;
+    grouped_gemm(args, cpu_stream());
+    EXPECT_EQ(difference(run(args, "wgmma_decode"), expected.numbers()), "");
+  }
+  /// The same by weights that have been decoded before.
+  [[nodiscard]] static std::vector<double> by_decoded(gemm_call const& call,
+                                                      char const* implementation) {
+    weight_stack const& stack = call.args.weights;
+    test_tensor decoded[2];
+    for (int part = 0; part < stack.parts(); ++part) {
+      decoded[part] =
+          test_tensor(call.args.x.type(), {stack.experts(), stack.part_rows(), stack.cols()});
+      dequantize({stack.part(part), decoded[part]}, cpu_stream());
+    }
+    auto const plain = [&](int part) { return quantized_view::plain(decoded[part]); };
+    grouped_gemm_args args = call.args;
+    args.weights = stack.parts() == 1 ? weight_stack::single(plain(0))
+                                      : weight_stack::gate_up(plain(0), plain(1));
+    return run(args, implementation);
+  }
+};
+
+TEST_F(cuda_wgmma_decode, has_the_bits_of_decoding_first) {
+  std::size_t use = 0;
+  for (g const scale : {g::block(128, 128), g::row(), g::tensor(), g::block(256, 128)}) {
+    for (dtype const type : {dtype::f32, dtype::bf16, dtype::e8m0}) {
+      for (auto const& counts : row_counts) {
+        dtype const io = use % 4 == 3 ? dtype::f16 : dtype::bf16;
+        weight_spec const spec = {dtype::e4m3, scale, type};
+        SCOPED_TRACE(test::to_string(spec) + " " + std::string(name(io)));
+        int const parts = use % 5 == 0 ? 1 : 2;
+        gemm_call call(spec, {parts, 320, 432}, counts, io, content::random,
+                       {false, use++ % 3 == 0, 0});
+        std::vector<double> const y = run(call.args, "wgmma_decode");
+        EXPECT_EQ(difference(y, by_decoded(call, "wgmma")), "");
+        EXPECT_EQ(difference(y, run(call.args, "mma")), "");
+      }
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, exact_inputs_are_exact) {
+  std::size_t use = 0;
+  for (auto const& [inter, hidden] : std::vector<std::pair<index_t, index_t>>{
+           {192, 2560}, {320, 2880}, {704, 128}, {2880, 16}, {33, 704}, {1, 2048}, {257, 144}}) {
+    for (int i = 0; i < 2; ++i) {
+      SCOPED_TRACE(std::to_string(inter) + " x " + std::to_string(hidden));
+      dtype const io = use % 5 == 4 ? dtype::f16 : dtype::bf16;
+      expect_as_cpu({blocks,
+                     {2, inter, hidden},
+                     row_counts[use % row_counts.size()],
+                     io,
+                     content::integers,
+                     {false, use % 2 == 0, 0}});
+      ++use;
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, every_number_of_rows) {
+  for (index_t const others : {0, 40, 100}) {
+    for (index_t rows = 1; rows <= 600; rows += rows < 20 ? 1 : 13) {
+      SCOPED_TRACE(rows);
+      expect_as_cpu({blocks, {1, 136, 144}, {rows, others}, dtype::bf16, content::integers, {}});
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, any_number_of_experts) {
+  for (index_t const experts : {1, 2, 257, 1025}) {
+    std::vector<index_t> counts;
+    for (index_t e = 0; e < experts; ++e) counts.push_back(e % 7 == 3 ? e % 40 : e % 3);
+    SCOPED_TRACE(experts);
+    expect_as_cpu({blocks, {1, 24, 48}, counts, dtype::bf16, content::integers, {}});
+  }
+}
+
+TEST_F(cuda_wgmma_decode, rings_go_round_many_times) {
+  // More stages, scales and tiles than rings have places, so that whoever runs ahead must wait.
+  for (auto const& counts : std::vector<std::vector<index_t>>{
+           {9, 1, 30, 8, 17, 2}, {60, 33, 47, 8, 64, 20}, {300, 260, 137, 64, 272, 545}}) {
+    for (g const scale : {g::block(128, 128), g::row()}) {
+      gemm_call const call({dtype::e4m3, scale}, {2, 2048, 2048}, counts, dtype::bf16,
+                           content::random, {});
+      std::vector<double> const expected = run(call.args, "mma");
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        EXPECT_EQ(difference(run(call.args, "wgmma_decode"), expected), "");
+      }
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, more_blocks_along_k_than_one_chunk_of_scales) {
+  for (g const scale : {g::block(128, 128), g::row()}) {
+    for (auto const& counts : std::vector<std::vector<index_t>>{{9, 3}, {70, 1}}) {
+      gemm_call const call({dtype::e4m3, scale}, {1, 160, 33'008}, counts, dtype::bf16,
+                           content::random, {});
+      EXPECT_EQ(difference(run(call.args, "wgmma_decode"), run(call.args, "mma")), "");
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, a_row_has_the_same_bits_in_every_size_of_tiles) {
+  gemm_call const batch(blocks, {2, 320, 432}, {350, 40, 129}, dtype::bf16, content::random, {});
+  std::vector<double> const all = run(batch.args, "wgmma_decode");
+  index_t const outs = batch.args.y.extent[1];
+  for (index_t const row : {0, 127, 128, 143, 144, 349}) {
+    for (index_t const others : {0, 30, 90}) {
+      // The row first, and rows of the other experts: with them tiles are larger.
+      test_tensor const begin = test::make_expert_begin({1, others, others});
+      test_tensor x(dtype::bf16, {1 + 2 * others, 432});
+      for (index_t r = 0; r < 1 + 2 * others; ++r) {
+        for (index_t c = 0; c < 432; ++c) x.set(batch.x.get(r == 0 ? row : r, c), r, c);
+      }
+      test_tensor const y(dtype::bf16, {1 + 2 * others, outs});
+      grouped_gemm_args args = batch.args;
+      args.x = quantized_view::plain(x);
+      args.expert_begin = begin;
+      args.y = y;
+      std::vector<double> const now = run(args, "wgmma_decode");
+      auto const first = all.begin() + row * outs;
+      EXPECT_EQ(difference({now.begin(), now.begin() + outs}, {first, first + outs}), "")
+          << row << " beside " << others;
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, codes_and_scales_that_are_no_numbers_stay_where_they_are) {
+  for (auto const& counts : row_counts) {
+    gemm_call call({dtype::e4m3, g::row()}, {1, 200, 432}, counts, dtype::bf16, content::random,
+                   {});
+    constexpr std::uint64_t nan = 0x7f;
+    call.weights.values.set_code(nan, 1, 70, 431);
+    call.weights.scales.set(std::numeric_limits<double>::infinity(), 2, 199, 0);
+    EXPECT_EQ(difference(run(call.args, "wgmma_decode"), by_decoded(call, "wgmma")), "");
+  }
+}
+
+TEST_F(cuda_wgmma_decode, strided_results) {
+  for (std::vector<index_t> const& counts : {std::vector<index_t>{9, 4}, {290, 77}}) {
+    gemm_call const call(blocks, {1, 200, 256}, counts, dtype::bf16, content::integers, {});
+    for (auto const& strides : {std::vector<index_t>{200, 1}, {208, 1}, {203, 1}}) {
+      test_tensor const y(dtype::bf16, {call.args.y.extent[0], 200}, strides);
+      grouped_gemm_args args = call.args;
+      args.y = y;
+      args.implementation = "wgmma_decode";
+      auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
+      grouped_gemm(args, where());
+      EXPECT_EQ(difference(y.numbers(), expected), "");
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, what_it_does_not_take_it_says) {
+  auto const reason = [](weight_spec const& spec, index_t cols, dtype io) {
+    gemm_call const call(spec, {1, 256, cols}, {3}, io, content::integers, {});
+    return answer(call.args).reason();
+  };
+  EXPECT_EQ(reason(blocks, 128, dtype::bf16), "");
+  EXPECT_EQ(reason(blocks, 128, dtype::f16), "");
+  weight_spec in_first = blocks;
+  in_first.in_first = true;
+  EXPECT_NE(reason(blocks, 136, dtype::bf16), "");
+  EXPECT_NE(reason(blocks, 128, dtype::f32), "");
+  EXPECT_NE(reason(in_first, 128, dtype::bf16), "");
+  EXPECT_NE(reason({dtype::bf16}, 128, dtype::bf16), "");
+  EXPECT_NE(reason({dtype::e5m2, g::block(128, 128)}, 128, dtype::bf16), "");
+  EXPECT_NE(reason({dtype::e4m3, g::block(64, 64)}, 128, dtype::bf16), "");
+  EXPECT_NE(reason({dtype::int8, g::row()}, 128, dtype::bf16), "");
+}
+
+}  // namespace
+}  // namespace moe64
