@@ -90,7 +90,7 @@ problem problem_of(layer_case const& c) {
   p.io = c.io;
   p.weight_on = c.weight_on;
   p.lora = std::max(c.lora_gate_up, c.lora_down);
-  p.device = target().device;
+  if (on_cuda) p.device = device::cuda(0);
   return p;
 }
 
