@@ -69,10 +69,11 @@ void run_quantized_groups(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activation const kind = args.activation.kind;
   auto const usual = usual_parameters_of(args);
-  bool const by_table = takes_table(kind, args.gate.type, args.gate.size());
-  if (usual && usual->to.in_groups && by_table) {
-    on.launch(activate_usual_table_kernel(kind), staying_grid(on, kind, 32), *usual);
-    return;
+  if (usual && usual->to.in_groups && takes_table(kind, args.gate.type, args.gate.size())) {
+    if (grid const shape = staying_grid(on, kind, 32); shape.blocks > 0) {
+      on.launch(activate_usual_table_kernel(kind), shape, *usual);
+      return;
+    }
   }
   if (usual && usual->to.in_groups) {
     on.launch(activate_usual_kernel(kind, args.gate.type),
@@ -96,8 +97,8 @@ void run_quantized_rows(activate_args const& args, stream where) {
   activation const kind = args.activation.kind;
   auto const usual = usual_parameters_of(args);
   if (usual && takes_table(kind, args.gate.type, args.gate.size())) {
-    grid const shape = staying_grid(on, kind, align_up(usual->to.row_items.by, 32));
-    if (shape.blocks > 0) {
+    index_t const row_threads = align_up(usual->to.row_items.by, 32);
+    if (grid const shape = staying_grid(on, kind, row_threads); shape.blocks > 0) {
       on.launch(activate_usual_table_rows_kernel(kind), shape, *usual);
       return;
     }
