@@ -5,6 +5,7 @@
 #include "cuda/quantizing.hpp"
 #include "cuda/usual.hpp"
 
+#include <algorithm>
 #include <string>
 
 namespace moe64::cuda {
@@ -41,6 +42,16 @@ std::optional<activate_usual_parameters> usual_parameters_of(activate_args const
   return activate_usual_parameters{args.activation, *gate, *up, *to};
 }
 
+/// Blocks that stay with teams of so many threads, as many as there is shared memory for; none
+/// where a team is too large.
+grid staying_grid(launcher const& on, activation kind, index_t team_threads) {
+  index_t const room = on.shared_bytes() - gate_table_bytes - 1024;
+  index_t const most = std::min<index_t>(staying_threads, room / staying_item_bytes(kind));
+  index_t const threads = most / team_threads * team_threads;
+  return {threads > 0 ? on.multiprocessors() : 0, narrow<int>(threads),
+          gate_table_bytes + threads * staying_item_bytes(kind)};
+}
+
 support is_quantizing(activate_args const& args) {
   if (args.quantized.kind != scale_kind::none) return support::yes();
   return support::no("the result is not quantised");
@@ -59,9 +70,10 @@ void run_quantized_groups(activate_args const& args, stream where) {
   activation const kind = args.activation.kind;
   auto const usual = usual_parameters_of(args);
   if (usual && usual->to.in_groups && takes_table(kind, args.gate.type, args.gate.size())) {
-    on.launch(activate_usual_table_kernel(kind), {on.multiprocessors(), gate_table_threads},
-              *usual);
-    return;
+    if (grid const shape = staying_grid(on, kind, 32); shape.blocks > 0) {
+      on.launch(activate_usual_table_kernel(kind), shape, *usual);
+      return;
+    }
   }
   if (usual && usual->to.in_groups) {
     on.launch(activate_usual_kernel(kind, args.gate.type),
@@ -84,12 +96,12 @@ void run_quantized_rows(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activation const kind = args.activation.kind;
   auto const usual = usual_parameters_of(args);
-  index_t const row_threads = usual ? align_up(usual->to.row_items.by, 32) : 0;
-  if (usual && takes_table(kind, args.gate.type, args.gate.size()) &&
-      row_threads <= gate_table_threads) {
-    int const threads = narrow<int>(gate_table_threads / row_threads * row_threads);
-    on.launch(activate_usual_table_rows_kernel(kind), {on.multiprocessors(), threads}, *usual);
-    return;
+  if (usual && takes_table(kind, args.gate.type, args.gate.size())) {
+    index_t const row_threads = align_up(usual->to.row_items.by, 32);
+    if (grid const shape = staying_grid(on, kind, row_threads); shape.blocks > 0) {
+      on.launch(activate_usual_table_rows_kernel(kind), shape, *usual);
+      return;
+    }
   }
   if (usual && usual_team_of(usual->to).threads <= usual_row_threads) {
     auto const [threads, rows] = usual_team_of(usual->to);

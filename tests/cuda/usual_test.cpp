@@ -99,7 +99,7 @@ TEST(cuda_usual, rows_of_many_widths) {
 
 /// Enough numbers for the table of gates; rows of one warp, of several, and not of whole warps.
 TEST(cuda_usual, every_gate_by_the_table) {
-  for (index_t const inter : {1024, 800, 2048, 32768}) {
+  for (index_t const inter : {1024, 800, 2048, 24576}) {
     index_t const rows = ceil_div(index_t{1} << 22, inter) + 3;
     test_tensor gate(dtype::bf16, {rows, inter}), up(dtype::bf16, {rows, inter});
     for (index_t i = 0; i < rows; ++i) {

@@ -44,7 +44,10 @@ inline constexpr int activate_rows_each = 2;
 [[nodiscard]] kernel<activate_backward_parameters> activate_backward_vectors_kernel(activation kind,
                                                                                     dtype type);
 
-/// gelu and gelu_glu of bf16 by a table in shared memory, as the kernel above; a block per
+/// The table of gates in shared memory.
+inline constexpr int gate_table_entries = 8192;
+inline constexpr index_t gate_table_bytes = gate_table_entries * index_t{sizeof(float)};
+/// gelu and gelu_glu of bf16 by that table, as the kernel above; a block per
 /// multiprocessor.
 inline constexpr int gate_table_threads = 1024;
 [[nodiscard]] kernel<activate_parameters> activate_table_kernel(activation kind);

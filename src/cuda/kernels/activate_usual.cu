@@ -8,6 +8,7 @@ template <activation Kind, dtype Type>
 struct gate_up_source {
   static constexpr dtype type = Type;
   static constexpr int width = activate_usual_width;
+  static constexpr int operands = is_gated(Kind) ? 2 : 1;
   struct fetched {
     raw8<Type> gate[2 * width], up[2 * width];
   };
@@ -16,14 +17,26 @@ struct gate_up_source {
   __device__ fetched fetch(std::uint32_t row, std::uint32_t item) const {
     fetched result = {};
     load(result.gate, p.gate, row, item);
-    if (is_gated(Kind)) load(result.up, p.up, row, item);
+    if (operands == 2) load(result.up, p.up, row, item);
     return result;
   }
 
-  __device__ void ahead(std::uint32_t row, std::uint32_t item, std::uint32_t count) const {
-    constexpr std::uint32_t size = 32 * width;
-    fetch_ahead(item_at<width>(p.gate, row, item), count * size);
-    if (is_gated(Kind)) fetch_ahead(item_at<width>(p.up, row, item), count * size);
+  __device__ std::uint8_t const* item(int operand, std::uint32_t row, std::uint32_t item) const {
+    return item_at<width>(operand == 0 ? p.gate : p.up, row, item);
+  }
+  template <class Piece>
+  __device__ static fetched made_of(Piece const& piece) {
+    auto const raw = [&](int operand, int i) -> raw8<Type> {
+      uint4 const words = piece(operand, i);
+      return {{words.x, words.y, words.z, words.w}};
+    };
+    fetched result = {};
+#pragma unroll
+    for (int i = 0; i < 2 * width; ++i) {
+      result.gate[i] = raw(0, i);
+      if (operands == 2) result.up[i] = raw(1, i);
+    }
+    return result;
   }
 
   __device__ static sixteens<Type, width> as_item(fetched const& made) {
@@ -70,22 +83,28 @@ __global__ void __launch_bounds__(usual_threads, 16)
   quantize_usual_groups<usual_threads, 1>(computed_source<Kind, Type>{{p}}, p.to);
 }
 
-template <activation Kind>
-__global__ void __launch_bounds__(gate_table_threads)
-    activate_usual_table(activate_usual_parameters const p) {
-  __shared__ float numbers[gate_table_entries];
-  gate_table<Kind> const table(numbers, p.spec);
-  quantize_usual_groups<gate_table_threads, 1>(table_source<Kind>{{p}, table}, p.to);
+extern __shared__ uint4 staying_memory[];
+
+/// The first inputs are on their way while the table is made.
+template <template <class> class Share, activation Kind>
+__device__ void activate_by_table(activate_usual_parameters const& p) {
+  using source = gate_up_source<Kind, dtype::bf16>;
+  Share<source> share(source{p}, p.to, staying_memory + gate_table_bytes / sizeof(uint4));
+  gate_table<Kind> const table(reinterpret_cast<float*>(staying_memory), p.spec);
+  table_source<Kind> const by_table{{p}, table};
+  share.quantize([&](typename source::fetched const& made) { return by_table.numbers(made); });
 }
 
-/// The first rows are on their way while the table is made.
 template <activation Kind>
-__global__ void __launch_bounds__(gate_table_threads)
+__global__ void __launch_bounds__(staying_threads)
+    activate_usual_table(activate_usual_parameters const p) {
+  activate_by_table<staying_groups, Kind>(p);
+}
+
+template <activation Kind>
+__global__ void __launch_bounds__(staying_threads)
     activate_usual_table_rows(activate_usual_parameters const p) {
-  __shared__ float numbers[gate_table_entries];
-  staying_rows rows(gate_up_source<Kind, dtype::bf16>{p}, p.to);
-  gate_table<Kind> const table(numbers, p.spec);
-  rows.quantize(table_source<Kind>{{p}, table});
+  activate_by_table<staying_rows, Kind>(p);
 }
 
 template <activation Kind, dtype Type>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/kernels/activate.hpp"
 #include "cuda/kernels/activation.cuh"
 #include "cuda/kernels/small.cuh"
 
@@ -8,8 +9,6 @@
 namespace moe64::cuda {
 
 /// The first factor of every gate of [2^-24, 2^8) and of both signs, bit for bit as computed.
-inline constexpr int gate_table_entries = 8192;
-
 template <activation Kind>
 class gate_table {
  public:

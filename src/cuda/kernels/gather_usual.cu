@@ -4,21 +4,38 @@
 namespace moe64::cuda {
 namespace {
 
-/// visit(row) for the rows of a token, several of which are asked for at once.
-template <class Visit>
-__device__ void for_each_row(gather_usual_parameters const& p, index_t token, Visit const& visit) {
-  constexpr int at_once = 8;
-  std::int64_t const* const rows = p.slot_to_row + token * p.top_k;
-  for (index_t k = 0; k < p.top_k; k += at_once) {
-    std::int64_t row[at_once];
+/// The rows of a token. The first ones are asked for at once, before anybody needs them.
+class rows_of_token {
+ public:
+  __device__ rows_of_token(gather_usual_parameters const& p, index_t token)
+      : slots_(p.slot_to_row + token * p.top_k), top_k_(p.top_k) {
+    load(0);
+  }
+
+  template <class Visit>
+  __device__ void for_each(Visit const& visit) {
+    for (index_t k = 0;;) {
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) row[i] = k + i < p.top_k ? rows[k + i] : -1;
-#pragma unroll
-    for (int i = 0; i < at_once; ++i) {
-      if (row[i] >= 0) visit(static_cast<std::uint32_t>(row[i]));  // narrow-ok: usual_target_of
+      for (int i = 0; i < at_once; ++i) {
+        if (row_[i] >= 0) visit(static_cast<std::uint32_t>(row_[i]));  // narrow-ok: usual_target_of
+      }
+      k += at_once;
+      if (k >= top_k_) return;
+      load(k);
     }
   }
-}
+
+ private:
+  static constexpr int at_once = 8;
+  __device__ void load(index_t k) {
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) row_[i] = k + i < top_k_ ? slots_[k + i] : -1;
+  }
+
+  std::int64_t const* slots_;
+  index_t top_k_;
+  std::int64_t row_[at_once];
+};
 
 /// A scale per row: a token per block at a time, whose codes are made once for all of its rows.
 template <dtype X>
@@ -29,6 +46,7 @@ __global__ void __launch_bounds__(usual_row_threads)
   read_ahead(p.x.data, p.ahead_bytes, index_t{to.cols} * 2);
   block_maximum maximum;
   for (index_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
+    rows_of_token rows(p, token);
     auto const item = [&](int n) { return threadIdx.x + n * blockDim.x; };
     sixteens<X, 1> x[held] = {};
 #pragma unroll
@@ -40,7 +58,7 @@ __global__ void __launch_bounds__(usual_row_threads)
     item_codes<1> codes[held];
 #pragma unroll
     for (int n = 0; n < held; ++n) codes[n] = codes_of(x[n], by);
-    for_each_row(p, token, [&](std::uint32_t row) {
+    rows.for_each([&](std::uint32_t row) {
 #pragma unroll
       for (int n = 0; n < held; ++n) {
         if (16 * item(n) < to.cols) store_codes(to, row, item(n), codes[n]);
@@ -68,12 +86,13 @@ __global__ void __launch_bounds__(gather_groups_threads)
        first += gridDim.x * gather_groups_threads, turn ^= 1) {
     item_place const at = place_of(to, first + threadIdx.x, items, width);
     auto const x = load_item<X, width>(p.x, at.exists ? at.row : 0, at.exists ? at.place : 0);
+    rows_of_token rows(p, at.exists ? at.row : 0);
     std::uint32_t const largest = at.exists ? largest_of(x) : 0;
     block_factor const by = usual_factor<X>(largest_of_group<width>(largest));
     item_codes<width> const codes = codes_of(x, by);
     if (threadIdx.x % lanes == 0) scales[turn][threadIdx.x / lanes] = __uint_as_float(by.scale);
     if (at.exists) {
-      for_each_row(p, at.row, [&](std::uint32_t row) { store_codes(to, row, at.place, codes); });
+      rows.for_each([&](std::uint32_t row) { store_codes(to, row, at.place, codes); });
     }
     __syncthreads();
     std::uint32_t const group = threadIdx.x % groups;

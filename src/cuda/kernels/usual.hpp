@@ -62,16 +62,22 @@ inline constexpr int quantize_usual_held = 2;
 /// At most so many threads hold a row with one scale, or a token.
 inline constexpr int usual_row_threads = 512;
 inline constexpr int gather_groups_threads = 64;
+/// Threads of a block that stays, and the inputs of each that are on their way.
+inline constexpr int staying_threads = 768;
+[[nodiscard]] constexpr index_t staying_item_bytes(activation kind) {
+  return index_t{32} * activate_usual_width * (is_gated(kind) ? 2 : 1);
+}
 
 /// Groups.
 [[nodiscard]] kernel<quantize_usual_parameters> quantize_usual_kernel(dtype x);
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_kernel(activation kind, dtype type);
-/// The same by a table, as activate_table_kernel.
+/// The same by a table, as activate_table_kernel: a block per multiprocessor, of at most
+/// staying_threads, with shared memory for the table and staying_item_bytes for each thread.
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_table_kernel(activation kind);
 /// A scale per row: as many rows per block at a time as its threads have items for.
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_rows_kernel(activation kind,
                                                                            dtype type);
-/// The same by a table: whole rows of warps, a block per multiprocessor.
+/// The same by a table: threads for whole rows of warps.
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_table_rows_kernel(activation kind);
 /// A scale per row: a token per block at a time, two sixteens per thread.
 [[nodiscard]] kernel<gather_usual_parameters> gather_usual_rows_kernel(dtype x);
