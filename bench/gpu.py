@@ -19,13 +19,15 @@ from gpu_points import POINTS
 from report import slug
 
 HERE = pathlib.Path(__file__).resolve().parent
-UNITS = {"copy_share": "of copy", "microseconds": "us", "tflops": "TFLOP/s"}
+UNITS = {"copy_share": "of copy", "microseconds": "us", "tflops": "TFLOP/s", "weights": "TB/s of weights"}
 
 
 def figure_of(point, ours):
     """The number that the bar is about."""
     if point.figure == "copy_share":
         return ours["bytes_per_s"] / ours["limits"]["copy_bytes_per_s"]
+    if point.figure == "weights":
+        return ours["weight_bytes_per_s"] / 1e12
     return ours["seconds"] * 1e6 if point.figure == "microseconds" else ours["flops_per_s"] / 1e12
 
 
@@ -72,7 +74,7 @@ def table(card, measured):
         time_text = f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
         peer = one.get("peer")
         beside = f"{peer['name']} {1e6 * peer['seconds']:.1f} us: {peer['seconds'] / seconds:.2f}x" if peer else ""
-        figure = f"{one['figure']:.3f}" if one["unit"] == "of copy" else f"{one['figure']:.1f}"
+        figure = f"{one['figure']:.3f}" if one["unit"] in ("of copy", "TB/s of weights") else f"{one['figure']:.1f}"
         lines.append(f"| {one['group']} | {one['name']} | {one['ours']['impl']} | {time_text} | {figure} {one['unit']} | "
                      f"{one['bar']} | {beside} |")
     return "\n".join(lines) + "\n"

@@ -10,8 +10,8 @@ class Point:
     group: str
     name: str
     line: str
-    figure: str  # what counts: copy_share, microseconds, tflops
-    bar: float = 0.0  # at least (copy_share, tflops) or at most (microseconds); 0: reported only
+    figure: str  # what counts: copy_share, microseconds, tflops, weights (how fast they are read, TB/s)
+    bar: float = 0.0  # at most (microseconds) or at least (the others); 0: reported only
     peer: tuple = ()  # function of gpu_peers and its arguments
 
 
@@ -63,10 +63,11 @@ def routing_points():
 
 def product_points():
     shape = "tokens=8192 hidden=7168 inter=2048 experts=256 top_k=8"
-    yield Point("grouped_gemm", "DeepSeek-V3 gate_up T=8192, bf16", f"op=grouped_gemm {shape} weight=bf16", "tflops", 200.0)
+    yield Point("grouped_gemm", "DeepSeek-V3 gate_up T=8192, bf16, portable",
+                f"op=grouped_gemm {shape} weight=bf16 impl=mma", "tflops", 200.0)
     small = "tokens=8192 hidden=2048 inter=1536 experts=64 top_k=4"
-    yield Point("grouped_gemm", "GLM-4.7-Flash gate_up T=8192, e4m3 by bf16", f"op=grouped_gemm {small} mode=w8a16",
-                "tflops")
+    yield Point("grouped_gemm", "GLM-4.7-Flash gate_up T=8192, e4m3 by bf16, portable",
+                f"op=grouped_gemm {small} mode=w8a16 impl=mma", "tflops")
     yield Point("grouped_gemm", "GLM-4.7-Flash gate_up transposed T=8192, bf16",
                 f"op=grouped_gemm {small} weight=bf16 backward=1", "tflops")
     yield Point("grouped_gemm_wgrad", "GLM-4.7-Flash gate_up T=8192, bf16",
@@ -76,4 +77,36 @@ def product_points():
                 f"{small} mode=w8a16 lora=16 backward=1", "tflops")
 
 
-POINTS = (*dequantize_points(), *movement_points(), *quantize_points(), *routing_points(), *product_points())
+# Experts, top_k, hidden, inter; TFLOP/s at T=8192 that are 1.05 times DeepGEMM's of the same card.
+MODELS = {"DeepSeek-V3": (256, 8, 7168, 2048, 998.0), "MiniMax-M3": (128, 4, 6144, 3072, 1044.0),
+          "GLM-4.7-Flash": (64, 4, 2048, 1536, 1177.0), "Qwen3-30B-A3B": (128, 8, 2048, 768, 1170.0)}
+
+
+def shape_of(model, tokens):
+    experts, top_k, hidden, inter, _ = MODELS[model]
+    return f"tokens={tokens} experts={experts} top_k={top_k} hidden={hidden} inter={inter}"
+
+
+def hopper_points():
+    """Bars for one H200; a card without the tensor cores of Hopper misses them."""
+    for model, (_, _, _, _, bar) in MODELS.items():
+        yield Point("grouped_gemm, Hopper", f"{model} gate_up T=8192, w8a8",
+                    f"op=grouped_gemm {shape_of(model, 8192)} mode=w8a8", "tflops", bar)
+    for tokens, bar in ((64, 3.3), (256, 3.3)):
+        yield Point("grouped_gemm, Hopper", f"GLM-4.7-Flash gate_up T={tokens}, w8a8",
+                    f"op=grouped_gemm {shape_of('GLM-4.7-Flash', tokens)} mode=w8a8", "weights", bar)
+    yield Point("grouped_gemm, Hopper", "MiniMax-M3 gate_up T=64, w8a8",
+                f"op=grouped_gemm {shape_of('MiniMax-M3', 64)} mode=w8a8", "weights", 4.1)
+    yield Point("grouped_gemm, Hopper", "GLM-4.7-Flash gate_up T=8192, bf16",
+                f"op=grouped_gemm {shape_of('GLM-4.7-Flash', 8192)} weight=bf16", "tflops", 600.0,
+                ("grouped_gemm", 8192, *MODELS["GLM-4.7-Flash"][:4]))
+    yield Point("grouped_gemm, Hopper", "GLM-4.7-Flash gate_up T=8192, e4m3 by bf16",
+                f"op=grouped_gemm {shape_of('GLM-4.7-Flash', 8192)} mode=w8a16", "tflops", 600.0)
+    for model, bars in (("GLM-4.7-Flash", (750.0, 210.0, 25.0)), ("DeepSeek-V3", (6300.0, 2500.0, 110.0))):
+        for tokens, bar in zip((8192, 64, 1), bars):
+            yield Point("layer, Hopper", f"{model} T={tokens}, w8a8", f"{shape_of(model, tokens)} mode=w8a8",
+                        "microseconds", bar)
+
+
+POINTS = (*dequantize_points(), *movement_points(), *quantize_points(), *routing_points(), *product_points(),
+          *hopper_points())

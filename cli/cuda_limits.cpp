@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
+#include <thread>
 
 namespace moe64::cli {
 
@@ -15,7 +17,9 @@ machine_limits measure_cuda_limits(moe64::device where) {
   cuda_buffer const to(bytes, where);
   cuda_fill(from.memory().data, 1, bytes, queue.get());
   cuda_timer timer(where);
-  // The median, as of everything that is held against it: the first copies find a cool card.
+  // The median, as of everything that is held against it: the first copies find a cool card. Each
+  // takes milliseconds, of which its start is next to nothing, and is followed by a rest as long,
+  // as in the times of operations.
   constexpr std::size_t copies = 21;
   std::array<double, copies> seconds{};
   for (double& one : seconds) {
@@ -23,6 +27,7 @@ machine_limits measure_cuda_limits(moe64::device where) {
     cuda_copy(to.memory().data, from.memory().data, bytes, queue.get());
     timer.stop(queue.get());
     one = timer.milliseconds() / 1e3;
+    std::this_thread::sleep_for(std::chrono::duration<double>(one));
   }
   std::sort(seconds.begin(), seconds.end());
   machine_limits limits;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <deque>
+#include <thread>
 #include <vector>
 
 namespace moe64::cli {
@@ -38,25 +38,34 @@ double device_seconds(cuda_timer& timer, stream where, Body const& body) {
   return timer.milliseconds() / 1e3;
 }
 
-/// Replays of a graph of so many executions that one takes a tenth of a millisecond at least: the
-/// time of the device, without that of the host which queues the work. Each routing has its graph.
+/// Replays of a graph of so many executions that it takes two milliseconds at least: the time of
+/// the device, without that of the host which queues the work, and with next to nothing of the 2 to
+/// 4 microseconds that a graph takes to start, as a copy that takes as long has next to nothing of
+/// them. Between replays the device rests as long as it worked: without pauses its clock may fall
+/// by a third within a second. The executions take turns among the routings.
 timing time_on_cuda(cases::problem_case& c, stream where, double min_seconds, progress_bar& bar) {
+  constexpr double least_seconds = 2e-3;
+  constexpr index_t most_rounds = 500;
   cuda_timer timer(where.device);
-  double const once = device_seconds(timer, where, [&] { c.execute(where); });
-  auto const executions = std::clamp<index_t>(std::lround(1e-4 / once), 1, 100);
-  std::deque<cuda_graph> graphs;
-  for (index_t routing = 0; routing < c.routings(); ++routing) {
-    c.use_routing(routing);
-    graphs.emplace_back(where, [&] {
-      for (index_t i = 0; i < executions; ++i) c.execute(where);
-    });
-    graphs.back().replay(where);  // the first one moves it to the device
-  }
+  auto const run_round = [&] {
+    for (index_t routing = 0; routing < c.routings(); ++routing) {
+      c.use_routing(routing);
+      c.execute(where);
+    }
+  };
+  double const round = device_seconds(timer, where, run_round);
+  auto const rounds =
+      std::clamp<index_t>(std::lround(std::ceil(least_seconds / round)), 1, most_rounds);
+  cuda_graph const graph(where, [&] {
+    for (index_t i = 0; i < rounds; ++i) run_round();
+  });
+  graph.replay(where);  // the first one moves it to the device
   cuda_wait(where);
-  return repeat(std::max<index_t>(10, c.routings()), min_seconds, bar, [&](index_t i) {
-    cuda_graph const& graph = graphs[static_cast<std::size_t>(i % c.routings())];
-    return device_seconds(timer, where, [&] { graph.replay(where); }) /
-           static_cast<double>(executions);
+  double seconds = 0.0;
+  return repeat(10, min_seconds, bar, [&](index_t) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    seconds = device_seconds(timer, where, [&] { graph.replay(where); });
+    return seconds / static_cast<double>(rounds * c.routings());
   });
 }
 

@@ -21,7 +21,7 @@ struct timing {
 
 /// One execution to warm up, then at least three, at least one with each of the case's routings in
 /// turn, until min_seconds have passed. On a CUDA device: the time that the device needs, in
-/// replays of CUDA graphs.
+/// replays of a CUDA graph of several executions.
 [[nodiscard]] timing time_of(cases::problem_case& c, stream where, double min_seconds,
                              progress_bar& bar);
 

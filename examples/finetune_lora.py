@@ -4,16 +4,19 @@
     python examples/finetune_lora.py --model PATH ...     # a checkpoint of yours
     python examples/finetune_lora.py --device cuda
 
-Makes a small random checkpoint (`moe64 synth`), loads it with Transformers, keeps its FP8 experts, trains LoRA beside
+Makes a small random checkpoint (`moe64 synth`), loads it with Transformers and its experts as codes, trains LoRA beside
 them, saves the adapter with PEFT, loads it again, and checks it against a bf16 copy of the checkpoint with the adapter
 merged. Writes the adapter, the bf16 copy and loss.png to --out.
 
-Needs torch, transformers, peft, compressed-tensors, tqdm and matplotlib.
+Needs torch, transformers, peft and tqdm. Without compressed-tensors the tiny model is one of FP8 blocks; without
+matplotlib there is no loss.png.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +24,7 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 import moe64
 import moe64.transformers
@@ -29,13 +32,26 @@ import moe64.transformers
 TARGETS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
+def make_tiny(path: Path, like: str) -> None:
+    """A random FP8 checkpoint of some MiB."""
+    plain = importlib.util.find_spec("compressed_tensors") is not None
+    made = path if plain else path.with_name("made")
+    subprocess.run([moe64.tool(), "synth", made, "--like", like, "--scale-down", "32", "--layers", "3"], check=True)
+    if not plain:
+        print("compressed-tensors is not installed: the tiny model is converted to FP8 blocks")
+        subprocess.run([moe64.tool(), "convert", made, path, "--to", "fp8-block"], check=True, stdout=subprocess.DEVNULL)
+
+
 def load(path: Path, device: str) -> torch.nn.Module:
-    """The model with its experts as they are stored."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, experts_implementation="moe64")
-    kept = moe64.transformers.keep_codes(model, path)
-    codes = sum(p.numel() * p.element_size() for name in kept for p in model.get_submodule(name).parameters())
+    """The model with its experts as they are stored; what else is in FP8 blocks is expanded, so that no kernels of the
+    Hub are needed."""
+    quantized = json.loads((path / "config.json").read_text()).get("quantization_config", {})
+    options = {"quantization_config": FineGrainedFP8Config(dequantize=True)} if quantized.get("quant_method") == "fp8" else {}
+    model = moe64.transformers.from_pretrained(path, dtype=torch.float32, device_map=device, **options)
+    kept = [module for module in model.modules() if isinstance(module, moe64.transformers.CodeExperts)]
+    codes = sum(p.numel() * p.element_size() for module in kept for p in module.parameters())
     print(f"{len(kept)} layers keep their codes: {codes / 2**20:.1f} MiB of experts")
-    return model.to(device)
+    return model.to(torch.float32)  # Transformers leaves bf16 what it expanded from FP8 blocks; codes stay codes
 
 
 def batch_of(tokens: int, sequences: int, vocabulary: int, device: str) -> torch.Tensor:
@@ -61,6 +77,9 @@ def train(model: torch.nn.Module, batch: torch.Tensor, steps: int, rate: float) 
 
 
 def plot(losses: list[float], path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"matplotlib is not installed: no {path}")
+        return
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -93,8 +112,7 @@ def main() -> int:
     if path is None:
         path = options.out / "model"
         if not path.exists():
-            subprocess.run([moe64.tool(), "synth", path, "--like", options.like, "--scale-down", "32", "--layers", "3"],
-                           check=True)
+            make_tiny(path, options.like)
     model = load(path, options.device)
     batch = batch_of(24, 16, model.config.get_text_config().vocab_size, options.device)
 
@@ -120,7 +138,7 @@ def main() -> int:
     other = int((errors > 0.01).sum())
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; logits of the merged bf16 copy differ by {errors.median():.1e} of the "
           f"largest; {other} of {errors.numel()} tokens chose another expert there")
-    print(f"adapter, merged check and loss.png are in {options.out}")
+    print(f"adapter, bf16 copy and loss.png are in {options.out}")
     if not losses[-1] < 0.9 * losses[0]:
         raise SystemExit("the loss did not go down")
     if other > 0.02 * errors.numel():

@@ -4,12 +4,14 @@
     python examples/generate.py --model PATH --prompt "Hello"     # a checkpoint of yours
     python examples/generate.py --model PATH --adapter finetuned/adapter
 
-Needs torch and transformers, and compressed-tensors for the tiny model.
+Needs torch and transformers. Without compressed-tensors the tiny model is one of FP8 blocks.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, FineGrainedFP8Config
 
 import moe64
 import moe64.transformers
@@ -41,9 +43,13 @@ def main() -> int:
         path = options.model
         if path is None:
             path = Path(folder) / "model"
-            subprocess.run([moe64.tool(), "synth", path, "--like", "glm-4.5", "--scale-down", "32", "--layers", "3"],
+            like = "glm-4.5" if importlib.util.find_spec("compressed_tensors") else "qwen3-30b"
+            subprocess.run([moe64.tool(), "synth", path, "--like", like, "--scale-down", "32", "--layers", "3"],
                            check=True, stdout=subprocess.DEVNULL)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, device_map=options.device).eval()
+        # Expanded for the comparison; with FP8 blocks on a GPU Transformers would fetch kernels from the Hub instead.
+        quantized = json.loads((path / "config.json").read_text()).get("quantization_config", {})
+        expand = {"quantization_config": FineGrainedFP8Config(dequantize=True)} if quantized.get("quant_method") == "fp8" else {}
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, device_map=options.device, **expand).eval()
         tokenizer = AutoTokenizer.from_pretrained(path) if any(path.glob("tokenizer*")) else None
         ids = (tokenizer(options.prompt, return_tensors="pt").input_ids if tokenizer else torch.arange(1, 9)[None])
         ids = ids.to(options.device)

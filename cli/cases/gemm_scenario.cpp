@@ -76,6 +76,7 @@ class grouped_gemm_scenario final : public scenario {
     rounding_path path;
     path.stored = 1.0;
     path.added = roundings_of_sum(args_.x.cols()) + roundings_of_sum(s_.p.lora) + 1.0;
+    path.tensor_cores = !args_.x.is_plain() && on_tensor_cores(s_.p, compute_mode::w8a8);
     double const bound = s_.data == data_mode::exact ? 0.0 : allowed_error(s_.p.io, path);
     if (routed_.live() > 0) {
       result.entries(

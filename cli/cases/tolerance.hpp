@@ -12,7 +12,11 @@ struct rounding_path {
   double added = 0.0;   ///< roundings of f32 sums and functions
   double recoded =
       0.0;  ///< w8a8: numbers that were rounded differently are quantised; the step between codes
+  bool tensor_cores = false;  ///< sums are of 8-bit products, added by tensor cores
 };
+
+/// Whether sums of op=layer and op=grouped_gemm that ran in `mode` may be those of tensor cores.
+[[nodiscard]] bool on_tensor_cores(problem const& p, compute_mode mode);
 
 /// Largest allowed error of a row, as output_error measures it. `codes` is the type that w8a8
 /// quantises to.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from functools import lru_cache
+from operator import is_
 
 import torch
 
@@ -133,14 +134,48 @@ def halves(tensor: torch.Tensor, interleaved: bool, what: str) -> tuple[torch.Te
     return tensor[:, : rows // 2], tensor[:, rows // 2:]
 
 
+def sources(weights: ExpertWeights) -> list[object]:
+    """Everything that flatten looks at, for the question whether something was exchanged since."""
+    found: list[object] = [weights.activation, weights.interleaved, weights.mode, weights.scheme, weights.weight_on,
+                           weights.implementation, weights.experts_total, weights.first_expert]
+    for projection in (weights.gate_up, weights.down):
+        found += (projection.weights, projection.bias, projection.lora)
+        for matrix in projection.weights if isinstance(projection.weights, (tuple, list)) else (projection.weights,):
+            if isinstance(matrix, Quantized):
+                found += (matrix.values, matrix.scales, matrix.global_scale, matrix.layout, matrix.dtype,
+                          matrix.scale_dtype, matrix.global_divides)
+            else:
+                found.append(matrix)
+        if isinstance(projection.bias, (tuple, list)):
+            found += projection.bias
+        if projection.lora is not None:
+            found += (projection.lora.a, projection.lora.b, projection.lora.scaling)
+    return found
+
+
+class Remembered:
+    """What layer_of found for some ExpertWeights, and how to see that it still holds: the same objects at the same
+    addresses, with tensors that nobody changed in place (their form may have changed with it)."""
+
+    def __init__(self, weights: ExpertWeights, operands: list[torch.Tensor], layer: "Layer") -> None:
+        self.sources, self.layer, self.operands = sources(weights), layer, operands
+        self.places = [(tensor.data_ptr(), tensor._version) for tensor in operands]
+
+    def holds(self, weights: ExpertWeights) -> bool:
+        now = sources(weights)
+        return (len(now) == len(self.sources) and all(map(is_, now, self.sources))
+                and [(tensor.data_ptr(), tensor._version) for tensor in self.operands] == self.places)
+
+
 class Layer:
     """A handle of the library's layer over the memory of some tensors, which it does not keep alive."""
+
+    handle: int | None = None
 
     def __init__(self, spec: Spec, operands: list[torch.Tensor], numbers: list[float], extents: list[int]) -> None:
         self._library = library()
         self._spec, self._by_role = spec, dict(zip(spec.roles, operands))
         self._stacks: list[int] = []
-        self.handle: int | None = None
         self.templates: dict[tuple, tuple] = {}
         try:
             alpha, limit, *scalings = numbers

@@ -95,6 +95,13 @@ def operator(name: str, schema: str) -> Callable[[Callable], Any]:
     return torch.library.custom_op("moe64::" + name, mutates_args=(), schema=schema)
 
 
+def alone(tensor: torch.Tensor) -> bool:
+    """Whether nobody looks on, so that PyTorch's dispatch of operators, 100 us and more, can be left out: no compiler, no
+    subclass of tensors, no mode that wants to see operators, no torch.func transform."""
+    return (not torch.compiler.is_compiling() and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active())
+
+
 def keeping_types(function: Callable, kept: list[torch.Tensor | None]) -> Callable:
     """For nn.Module._apply: `function`, but the tensors in `kept` (codes and scales) only follow it to other devices."""
     names = {id(tensor) for tensor in kept if tensor is not None}
@@ -131,6 +138,7 @@ def _forget_pools() -> None:
     global _pool_lock
     _pool_lock = threading.Lock()
     _pools.clear()
+    _cpu_streams.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -150,12 +158,32 @@ def _pool() -> int | None:
     return handle
 
 
+_cpu_streams: dict[int | None, _c.Stream] = {}
+_cuda_streams: dict[tuple[int, int], _c.Stream] = {}
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without a Stream object
+
+
 def stream_of(tensor: torch.Tensor) -> _c.Stream:
-    """Where work on this tensor is queued: torch's current stream of the tensor's own device, or the CPU's threads."""
-    device = device_of(tensor)
-    if device.kind == _c.CPU:
-        return _c.Stream(CPU, 0, _pool())
-    return _c.Stream(device, 0, torch.cuda.current_stream(tensor.device).cuda_stream or None)
+    """Where work on this tensor is queued: torch's current stream of the tensor's own device, or the CPU's threads.
+
+    The struct is made once for each place and never changed.
+    """
+    if tensor.is_cpu:
+        pool = _pool()
+        found = _cpu_streams.get(pool)
+        if found is None:
+            found = _cpu_streams[pool] = _c.Stream(CPU, 0, pool)
+        return found
+    if not tensor.is_cuda:
+        device_of(tensor)  # raises
+    index = tensor.get_device()
+    raw = _raw_stream(index) if _raw_stream else torch.cuda.current_stream(index).cuda_stream
+    found = _cuda_streams.get((index, raw))
+    if found is None:
+        if len(_cuda_streams) >= 1024:
+            _cuda_streams.clear()
+        found = _cuda_streams[index, raw] = _c.Stream(device_of(tensor), 0, raw or None)
+    return found
 
 
 def bytes_on(count: int, device: torch.device) -> torch.Tensor:

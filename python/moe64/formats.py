@@ -202,6 +202,10 @@ class ExpertWeights:
             if not isinstance(getattr(self, name), Projection):
                 setattr(self, name, Projection(getattr(self, name)))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what moe64.experts remembers of it: that is about memory of this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_remembered"}
+
     def with_lora(self, gate_up: Lora | None, down: Lora | None) -> "ExpertWeights":
         """The same weights with LoRA beside them."""
         return replace(self, gate_up=replace(self.gate_up, lora=gate_up), down=replace(self.down, lora=down))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from . import _c
 from ._library import library
-from ._spec import Layer, flatten, layer_of, parse, per_part
-from ._torch import CPU, _CODES, bytes_on, device_of, operator, stream_of, view, workspace
+from ._spec import Layer, Remembered, flatten, layer_of, parse, per_part
+from ._torch import CPU, _CODES, alone, bytes_on, device_of, operator, stream_of, view, workspace
 from .errors import DtypeMismatchError, GradientError, InvalidArgumentError, ShapeMismatchError
 from .formats import ExpertWeights
 
@@ -53,10 +54,9 @@ def _template(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.T
     return found
 
 
-def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor],
-                 line: str, numbers: list[float], extents: list[int], capacity: int,
-                 keep: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    layer = layer_of(operands, line, numbers, extents)
+def _run_forward(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int,
+                 saved_bytes: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    keep = saved_bytes is not None
     template, scratch_bytes = _template(layer, x, ids, weights, keep, capacity)
     args = _c.ForwardArgs.from_buffer_copy(template)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -66,8 +66,8 @@ def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | Non
     args.scratch.data = scratch.data_ptr()
     if weights is not None:
         args.weights.data = weights.data_ptr()
-    if keep:
-        saved = bytes_on(_saved_like(x, ids, operands, line), x.device)
+    if saved_bytes is not None:
+        saved = bytes_on(saved_bytes, x.device)
         args.saved = workspace(saved)
     library().call("forward", layer.handle, args, stream_of(x))
     return y, saved
@@ -78,7 +78,8 @@ def _run_forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | Non
           "extents, SymInt capacity, bool keep) -> (Tensor, Tensor)")
 def _forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor], line: str,
              numbers: list[float], extents: list[int], capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    y, saved = _run_forward(x, ids, weights, operands, line, numbers, extents, capacity, keep)
+    saved_bytes = _saved_like(x, ids, operands, line) if keep else None
+    y, saved = _run_forward(layer_of(operands, line, numbers, extents), x, ids, weights, capacity, saved_bytes)
     return y, bytes_on(0, x.device) if saved is None else saved
 
 
@@ -95,6 +96,11 @@ def _(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands
           "extents, SymInt top_k, SymInt[] wanted) -> Tensor[]")
 def _backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str,
               numbers: list[float], extents: list[int], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
+    return _run_backward(x, dy, saved, operands, line, numbers, extents, top_k, wanted)
+
+
+def _run_backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str,
+                  numbers: list[float], extents: list[int], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
     """Gradients of what `wanted` names: -2 is x, -1 the routing weights, others the place of an operand."""
     lib, spec, layer = library(), parse(line), layer_of(operands, line, numbers, extents)
     grads = _gradients(x, operands, top_k, wanted)
@@ -199,19 +205,66 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     if not isinstance(weights, ExpertWeights):
         raise InvalidArgumentError(f"[experts] weights is a {type(weights).__name__}, not an ExpertWeights")
     _check_call(x, top_k_index, top_k_weights)
-    operands, line, numbers, extents = flatten(weights)
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     ids = top_k_index if top_k_index.dim() == 2 else top_k_index.reshape(-1, top_k_index.shape[-1])
     factors = top_k_weights if top_k_weights is None or top_k_weights.dim() == 2 else top_k_weights.reshape(ids.shape)
     if x2.shape[0] != ids.shape[0]:
         raise ShapeMismatchError(f"[experts] x {list(x.shape)} has {x2.shape[0]} tokens, top_k_index "
                                  f"{list(top_k_index.shape)} has {ids.shape[0]}")
-    keep = torch.is_grad_enabled() and _needs_gradient(x2, factors, operands)
-    if not keep and not torch.compiler.is_compiling() and type(x2) in (torch.Tensor, torch.nn.Parameter):
-        y = _run_forward(x2, ids, factors, operands, line, numbers, extents, capacity, False)[0]
+    if alone(x2):
+        layer = _layer_without_gradient(x2, factors, weights)
+        if layer is not None:
+            y, _ = _run_forward(layer, x2, ids, factors, capacity, None)
+        else:
+            operands, *how = flatten(weights)
+            y = _Eager.apply(x2, ids, factors, capacity, tuple(how), *operands)
         return y if x2 is x else y.view(x.shape)
+    operands, line, numbers, extents = flatten(weights)
+    keep = torch.is_grad_enabled() and _needs_gradient(x2, factors, operands)
     y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, line, numbers, extents, capacity, keep)
     return y.view(x.shape)
+
+
+class _Eager(torch.autograd.Function):
+    """experts_forward and its gradient without PyTorch's dispatch of operators."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int, how: tuple,
+                *operands: torch.Tensor) -> torch.Tensor:
+        given = list(operands)
+        y, saved = _run_forward(layer_of(given, *how), x, ids, weights, capacity, _saved_like(x, ids, given, how[0]))
+        ctx.how, ctx.top_k, ctx.weights_dtype = how, ids.shape[1], None if weights is None else weights.dtype
+        ctx.save_for_backward(x, saved, *operands)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: torch.Tensor):  # type: ignore[override]
+        x, saved, *operands = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        wanted = [-2] * needs[0] + [-1] * needs[2] + [i for i, need in enumerate(needs[5:]) if need]
+        line, numbers, extents = ctx.how
+        made = _run_backward(x, dy.to(x.dtype), saved, operands, line, numbers, extents, ctx.top_k, wanted)
+        found = dict(zip(wanted, made))
+        d_weights = found.get(-1)
+        if d_weights is not None:
+            d_weights = d_weights.to(ctx.weights_dtype)
+        return found.get(-2), None, d_weights, None, None, *map(found.get, range(len(operands)))
+
+
+def _layer_without_gradient(x: torch.Tensor, factors: torch.Tensor | None, weights: ExpertWeights) -> Layer | None:
+    """The layer of a call that nothing will be differentiated through, remembered in the weights; else None."""
+    remembered: Remembered | None = weights.__dict__.get("_remembered")
+    watched = torch.is_grad_enabled()
+    if remembered is not None and remembered.holds(weights):
+        return None if watched and _needs_gradient(x, factors, remembered.operands) else remembered.layer
+    operands, line, numbers, extents = flatten(weights)
+    if watched and _needs_gradient(x, factors, operands):
+        return None
+    layer = layer_of(operands, line, numbers, extents)
+    if not any(tensor.is_inference() for tensor in operands):  # those have no versions
+        weights.__dict__["_remembered"] = Remembered(weights, operands, layer)
+    return layer
 
 
 def _needs_gradient(x: torch.Tensor, factors: torch.Tensor | None, operands: list[torch.Tensor]) -> bool:

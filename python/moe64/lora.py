@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from typing import Any, Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -69,16 +70,47 @@ def _layout_of(wrapper: Any) -> str:
     return getattr(wrapper, "_moe64_layout", "peft")
 
 
-def active_factors(module: nn.Module) -> dict[str, Lora]:
-    """The factors that PEFT has switched on for this call of an experts module, by parameter name."""
-    return getattr(_active, "modules", {}).get(id(module), {})
+def active_factors(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Lora]:
+    """The factors that PEFT has switched on for this call of an experts module, by parameter name, in `dtype`."""
+    handed = getattr(_active, "modules", {}).get(id(module), {})
+    return {name: _converted(wrapper, _combined(wrapper, adapters), dtype) for name, (wrapper, adapters) in handed.items()}
+
+
+def _converted(wrapper: Any, given: Lora, dtype: torch.dtype | None) -> Lora:
+    """The factors in one type, each expert's matrix contiguous: fast products need that, and PEFT's B has the expert
+    fastest. Without gradients they are copied into the same memory every time, so that the layer's handle is kept."""
+    made = []
+    for place, factor in (("a", given.a), ("b", given.b)):
+        if factor.is_contiguous() and factor.dtype == (dtype or factor.dtype):
+            made.append(factor)
+        elif torch.compiler.is_compiling() or (torch.is_grad_enabled() and factor.requires_grad):
+            made.append(factor.to(dtype or factor.dtype).contiguous())
+        else:
+            made.append(_room_of(wrapper, place, factor, dtype or factor.dtype).copy_(factor.detach()))
+    return Lora(made[0], made[1], given.scaling)
+
+
+def _room_of(wrapper: Any, place: str, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    rooms = _rooms().setdefault(wrapper, {})
+    room = rooms.get(place)
+    if room is None or (room.shape, room.dtype, room.device) != (factor.shape, dtype, factor.device):
+        with torch.inference_mode(False):  # else later calls outside of that mode could not write it
+            room = rooms[place] = torch.empty(factor.shape, dtype=dtype, device=factor.device)
+    return room
+
+
+def _rooms() -> "WeakKeyDictionary[Any, dict[str, torch.Tensor]]":
+    """By thread: two threads never write one copy."""
+    if not hasattr(_active, "rooms"):
+        _active.rooms = WeakKeyDictionary()
+    return _active.rooms
 
 
 def _is_ours(base: nn.Module) -> bool:
     config = getattr(base, "config", None)
     if getattr(config, "_experts_implementation", None) == "moe64":
         return True
-    return type(base).__name__ == "CodeExperts" and type(base).__module__ == "moe64.transformers"
+    return type(base).__name__ == "CodeExperts" and type(base).__module__ == "moe64.codes"
 
 
 def _is_codes(parameter: torch.Tensor) -> bool:
@@ -129,7 +161,7 @@ def install() -> bool:
             return
         modules = _active.__dict__.setdefault("modules", {})
         handed = modules.setdefault(id(base), {})
-        handed[self.parameter_name] = _combined(self, adapters)
+        handed[self.parameter_name] = (self, adapters)
         try:
             yield
         finally:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from . import _c
 from ._library import library
-from ._torch import bytes_on, device_of, operator, stream_of, view, workspace
+from ._torch import alone, bytes_on, device_of, operator, stream_of, view, workspace
 from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError
 
 __all__ = ["RoutingPlan", "combine", "gather", "plan", "route"]
@@ -145,6 +146,11 @@ def _plan_struct(arrays: list[torch.Tensor], tokens: int, top_k: int) -> _c.Rout
           "capacity) -> (Tensor, Tensor, Tensor, Tensor)")
 def _plan(ids: torch.Tensor, masked: bool, experts_total: int, first_expert: int, experts: int,
           capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _run_plan(ids, masked, experts_total, first_expert, experts, capacity)
+
+
+def _run_plan(ids: torch.Tensor, masked: bool, experts_total: int, first_expert: int, experts: int,
+              capacity: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     tokens, top_k = ids.shape
     begin, rows, slots, status = _plan_arrays(ids, tokens * top_k, experts)
     weight = ids.new_empty((tokens * top_k,), dtype=torch.float32)
@@ -186,7 +192,7 @@ def plan(expert_ids: torch.Tensor, experts: int, weights: torch.Tensor | None = 
         raise DtypeMismatchError(f"[plan] the mask is {expert_ids.dtype}, not bool or uint8")
     if weights is not None and weights.shape != expert_ids.shape:
         raise ShapeMismatchError(f"[plan] weights is {list(weights.shape)}, expert_ids {list(expert_ids.shape)}")
-    begin, rows, slots, status = torch.ops.moe64.plan(
+    begin, rows, slots, status = (_run_plan if alone(expert_ids) else torch.ops.moe64.plan)(
         expert_ids, mask, experts if experts_total is None else experts_total, first_expert, experts, capacity)
     if weights is None:
         slot_weight = (slots >= 0).to(torch.float32)
@@ -199,6 +205,10 @@ def plan(expert_ids: torch.Tensor, experts: int, weights: torch.Tensor | None = 
 
 @operator("gather", "(Tensor x, Tensor[] plan, SymInt top_k, bool weighted) -> Tensor")
 def _gather(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> torch.Tensor:
+    return _run_gather(x, plan, top_k, weighted)
+
+
+def _run_gather(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> torch.Tensor:
     rows = torch.zeros((x.shape[0] * top_k, x.shape[1]), dtype=x.dtype, device=x.device)
     args = _c.GatherArgs(x=view(x, "x"), plan=_plan_struct(plan, x.shape[0], top_k), weighted=int(weighted),
                          rows=view(rows, "rows"))
@@ -213,6 +223,10 @@ def _(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> 
 
 @operator("combine", "(Tensor rows, Tensor[] plan, SymInt tokens, SymInt top_k, bool weighted) -> Tensor")
 def _combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool) -> torch.Tensor:
+    return _run_combine(rows, plan, tokens, top_k, weighted)
+
+
+def _run_combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool) -> torch.Tensor:
     y = torch.empty((tokens, rows.shape[1]), dtype=rows.dtype, device=rows.device)
     args = _c.CombineArgs(rows=_c.Quantized(view(rows, "rows")), plan=_plan_struct(plan, tokens, top_k),
                           weighted=int(weighted), y=view(y, "y"))
@@ -228,6 +242,11 @@ def _(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, wei
 @operator("slot_weight_gradient", "(Tensor left, Tensor right, Tensor[] plan, SymInt tokens, SymInt top_k) -> Tensor")
 def _slot_weight_gradient(left: torch.Tensor, right: torch.Tensor, plan: list[torch.Tensor], tokens: int,
                           top_k: int) -> torch.Tensor:
+    return _run_slot_weight_gradient(left, right, plan, tokens, top_k)
+
+
+def _run_slot_weight_gradient(left: torch.Tensor, right: torch.Tensor, plan: list[torch.Tensor], tokens: int,
+                              top_k: int) -> torch.Tensor:
     grad = left.new_empty((tokens, top_k), dtype=torch.float32)
     args = _c.SlotWeightGradientArgs(left=view(left, "left"), right=view(right, "right"),
                                      plan=_plan_struct(plan, tokens, top_k), d_weights=view(grad, "d_weights"))
@@ -274,6 +293,48 @@ _gather.register_autograd(_gather_gradient, setup_context=_gather_context)
 _combine.register_autograd(_combine_gradient, setup_context=_combine_context)
 
 
+class _EagerGather(torch.autograd.Function):
+    """The operator gather and its gradient without PyTorch's dispatch of operators."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, top_k: int, weighted: bool, *plan: torch.Tensor) -> torch.Tensor:
+        ctx.tokens, ctx.top_k, ctx.weighted = x.shape[0], top_k, weighted
+        ctx.save_for_backward(*plan, *([x] if weighted else []))
+        return _run_gather(x, list(plan), top_k, weighted)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_rows: torch.Tensor):  # type: ignore[override]
+        plan, rest = list(ctx.saved_tensors[:5]), ctx.saved_tensors[5:]
+        dx = _run_combine(d_rows, plan, ctx.tokens, ctx.top_k, ctx.weighted) if ctx.needs_input_grad[0] else None
+        weight = None
+        if ctx.weighted and ctx.needs_input_grad[6]:
+            plain = _run_gather(rest[0], plan, ctx.top_k, False)
+            weight = _run_slot_weight_gradient(d_rows, plain, plan, ctx.tokens, ctx.top_k)
+        return dx, None, None, None, None, None, weight, None
+
+
+class _EagerCombine(torch.autograd.Function):
+    """The operator combine and its gradient, likewise."""
+
+    @staticmethod
+    def forward(ctx, rows: torch.Tensor, tokens: int, top_k: int, weighted: bool, *plan: torch.Tensor) -> torch.Tensor:
+        ctx.tokens, ctx.top_k, ctx.weighted = tokens, top_k, weighted
+        ctx.save_for_backward(*plan, *([rows] if weighted else []))
+        return _run_combine(rows, list(plan), tokens, top_k, weighted)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: torch.Tensor):  # type: ignore[override]
+        plan, rest = list(ctx.saved_tensors[:5]), ctx.saved_tensors[5:]
+        d_rows = _run_gather(dy, plan, ctx.top_k, ctx.weighted) if ctx.needs_input_grad[0] else None
+        weight = None
+        if ctx.weighted and ctx.needs_input_grad[7]:
+            plain = _run_gather(dy, plan, ctx.top_k, False)
+            weight = _run_slot_weight_gradient(rest[0], plain, plan, ctx.tokens, ctx.top_k)
+        return d_rows, None, None, None, None, None, None, weight, None
+
+
 def gather(x: torch.Tensor, plan: RoutingPlan, *, weighted: bool = False) -> torch.Tensor:
     """rows[r] = x[token of row r], times the slot's weight if `weighted`: [tokens * top_k, hidden].
 
@@ -282,6 +343,8 @@ def gather(x: torch.Tensor, plan: RoutingPlan, *, weighted: bool = False) -> tor
     """
     if x.dim() != 2 or x.shape[0] != plan.tokens:
         raise ShapeMismatchError(f"[gather] x is {list(x.shape)}, expected [{plan.tokens}, hidden]")
+    if alone(x):
+        return _EagerGather.apply(x, plan.top_k, weighted, *plan.arrays())
     return torch.ops.moe64.gather(x, plan.arrays(), plan.top_k, weighted)
 
 
@@ -292,4 +355,6 @@ def combine(rows: torch.Tensor, plan: RoutingPlan, *, weighted: bool = True) -> 
     """
     if rows.dim() != 2 or rows.shape[0] != plan.tokens * plan.top_k:
         raise ShapeMismatchError(f"[combine] rows is {list(rows.shape)}, expected [{plan.tokens * plan.top_k}, hidden]")
+    if alone(rows):
+        return _EagerCombine.apply(rows, plan.tokens, plan.top_k, weighted, *plan.arrays())
     return torch.ops.moe64.combine(rows, plan.arrays(), plan.tokens, plan.top_k, weighted)

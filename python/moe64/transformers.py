@@ -8,13 +8,14 @@ biases, experts without a gate, norms behind the experts, fine-grained FP8 and F
 of expert parallelism, and any device of a `device_map`. Gate functions that are not known are called, never assumed.
 
 On machines where Transformers would expand a quantised checkpoint to bf16 (CPUs, older GPUs, compressed-tensors
-experts), `keep_codes(model, path)` puts the codes of the checkpoint back in place of the expanded stacks.
+experts), `moe64.transformers.from_pretrained(path)` loads it with the experts as they are stored; `keep_codes(model,
+path)` puts the codes of the checkpoint in place of stacks that were expanded already.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+from operator import is_
 from typing import Any
 
 import torch
@@ -24,15 +25,14 @@ from transformers.activations import ACT2FN, GELUActivation
 from transformers.integrations import finegrained_fp8, moe
 
 from . import lora
-from ._torch import keeping_types
-from .checkpoint import inspect, load_experts
+from .codes import CodeExperts, from_pretrained, keep_codes
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
 from .gemm import grouped_gemm
 from .layer import experts
 from .routing import combine, gather, plan
 
-__all__ = ["CodeExperts", "experts_forward", "keep_codes", "register", "weights_of"]
+__all__ = ["CodeExperts", "experts_forward", "from_pretrained", "keep_codes", "register", "weights_of"]
 
 NAME = "moe64"
 _OLDEST = (5, 7)
@@ -140,128 +140,108 @@ def weights_of(module: nn.Module, factors: dict[str, Lora] | None = None) -> Exp
                          scheme="dynamic" if getattr(module, "activation_scheme", None) == "dynamic" else "unstated")
 
 
+class _Seen:
+    """What a module's weights were found to be, and all that it was found from: that the same objects lie at the same
+    addresses shows that it still holds. It lies in the module, and copies of the module do not have it."""
+
+    NAME = "_moe64_seen"
+
+    def __init__(self, module: nn.Module, weights: ExpertWeights, fused: bool) -> None:
+        self.weights, self.fused = weights, fused
+        self.state, self.addresses = self._state(module), self._addresses(module)
+
+    @staticmethod
+    def _state(module: nn.Module) -> list[object]:
+        own = [value for name, value in module.__dict__.items() if name != _Seen.NAME]
+        return [type(module), getattr(type(module), "_apply_gate", None), *own, *module._parameters.values(),
+                *module._buffers.values(), *module._modules.values()]
+
+    @staticmethod
+    def _addresses(module: nn.Module) -> list[int]:
+        return [tensor.data_ptr() for table in (module._parameters, module._buffers) for tensor in table.values()
+                if tensor is not None]
+
+    def holds(self, module: nn.Module) -> bool:
+        now = self._state(module)
+        return (len(now) == len(self.state) and all(map(is_, now, self.state))
+                and self._addresses(module) == self.addresses)
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        return type(None), ()
+
+
+def _described(module: nn.Module, factors: dict[str, Lora]) -> tuple[ExpertWeights, bool]:
+    """The weights of a module, and whether the fused layer serves it; remembered where nothing is differentiated."""
+    keeps = not (factors or torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if keeps:
+        seen = module.__dict__.get(_Seen.NAME)
+        if seen is not None and seen.holds(module):
+            return seen.weights, seen.fused
+    weights = weights_of(module, factors)
+    fused = activation_of(module) is not None and getattr(module, "activation_scheme", None) != "static"
+    if keeps:
+        module.__dict__[_Seen.NAME] = _Seen(module, weights, fused)
+    return weights, fused
+
+
 def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
                     top_k_weights: torch.Tensor, *more: object) -> torch.Tensor:
     """What Transformers calls: the output of `module` with the shape and type of hidden_states."""
     if more:
         raise InvalidArgumentError(f"[transformers] {type(module).__name__} passes {len(more)} more arguments than hidden "
                                    "states, ids and weights: moe64 does not know what they mean")
-    factors = {name: Lora(given.a.to(hidden_states.dtype), given.b.to(hidden_states.dtype), given.scaling)
-               for name, given in lora.active_factors(module).items()}  # as PEFT does: one type in the products
-    weights = weights_of(module, factors)
+    factors = lora.active_factors(module, hidden_states.dtype)  # as PEFT does: one type in the products
+    weights, fused = _described(module, factors)
     if top_k_weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         top_k_weights = top_k_weights.float()
-    if activation_of(module) is not None:
+    if fused:
         return experts(hidden_states, top_k_index, top_k_weights, weights)
     return _with_own_gate(module, hidden_states, top_k_index, top_k_weights, weights)
 
 
 def _linear(rows: torch.Tensor, projection: Projection, begin: torch.Tensor) -> torch.Tensor:
-    out = grouped_gemm(rows, projection.weights, begin, bias=projection.bias)
+    matrix = projection.weights
+    if isinstance(matrix, Quantized) and matrix.layout.kind == "tensor" and matrix.scales.shape[1] == 2:
+        # FP8Experts without blocks has one scale for gate and one for up.
+        parts = [Quantized(values, scales, "tensor") for values, scales in zip(matrix.values.chunk(2, 1),
+                                                                               matrix.scales.chunk(2, 1))]
+        biases = (None, None) if projection.bias is None else projection.bias.chunk(2, 1)
+        out = torch.cat([grouped_gemm(rows, part, begin, bias=bias) for part, bias in zip(parts, biases)], dim=-1)
+    else:
+        out = grouped_gemm(rows, matrix, begin, bias=projection.bias)
     if projection.lora is not None:
         low = grouped_gemm(rows, projection.lora.a, begin)
         out = out + grouped_gemm(low, projection.lora.b, begin) * projection.lora.scaling
     return out
 
 
+def _on_static_grid(module: nn.Module, name: str, rows: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
+    """Rows as numbers that their expert's static activation scale times e4m3 can hold; gradients pass straight through."""
+    if getattr(module, "activation_scheme", None) != "static":
+        return rows
+    scale = getattr(module, name + "_activation_scale", None)
+    if scale is None:
+        raise UnsupportedError(f"[transformers] {type(module).__name__} has activation_scheme 'static' and no "
+                               f"{name}_activation_scale")
+    expert = torch.searchsorted(begin[1:], torch.arange(rows.shape[0], device=rows.device), right=True)
+    scale = scale.detach().float()[expert.clamp(max=scale.shape[0] - 1), None]
+    codes = (rows.detach().float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return rows + ((codes.float() * scale).to(rows.dtype) - rows.detach())
+
+
 def _with_own_gate(module: Any, x: torch.Tensor, ids: torch.Tensor, top_k_weights: torch.Tensor,
                    weights: ExpertWeights) -> torch.Tensor:
-    """The layer as a list of operations with the module's own gate, and norm, in their places."""
+    """The layer as a list of operations, with the module's own gate, norm and static scales in their places."""
     flat = x.reshape(-1, x.shape[-1])
     ids, top_k_weights = ids.reshape(flat.shape[0], -1), top_k_weights.reshape(flat.shape[0], -1)
-    if isinstance(weights.gate_up.weights, Quantized) and str(weights.gate_up.weights.layout) == "tensor":
-        raise UnsupportedError(f"[transformers] {type(module).__name__} has a gate that moe64 does not know and one scale "
-                               "per half of gate_up")
     p = plan(ids, module.down_proj.shape[0], top_k_weights)
-    inner = _linear(gather(flat, p), weights.gate_up, p.expert_begin)
+    first = "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
+    inner = _linear(_on_static_grid(module, first, gather(flat, p), p.expert_begin), weights.gate_up, p.expert_begin)
     inner = module._apply_gate(inner) if getattr(module, "has_gate", True) else module.act_fn(inner)
-    rows = _linear(inner, weights.down, p.expert_begin)
+    rows = _linear(_on_static_grid(module, "down_proj", inner, p.expert_begin), weights.down, p.expert_begin)
     if getattr(module, "has_post_expert_norm", False):
         rows = module.post_expert_norm(rows)
     return combine(rows, p).reshape(x.shape)
-
-
-class CodeExperts(nn.Module):
-    """Experts whose weights are the codes of a checkpoint: what keep_codes puts in the place of expanded stacks.
-
-    Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, and are
-    frozen; the scales lie beside them as buffers.
-    """
-
-    has_gate: bool
-    is_transposed = False
-    is_concatenated = True
-    down_proj: torch.Tensor
-
-    def __init__(self, weights: ExpertWeights, config: object = None) -> None:
-        super().__init__()
-        self.config, self.activation = config, weights.activation
-        self.num_experts = 0
-        self.has_gate = weights.activation.gated
-        self._formats: dict[str, dict] = {}
-        self.how: dict[str, Any] = {"scheme": weights.scheme, "weight_on": weights.weight_on}
-        self.has_bias = weights.down.bias is not None or weights.gate_up.bias is not None
-        for name, projection in (("gate_up_proj" if self.has_gate else "up_proj", weights.gate_up),
-                                 ("down_proj", weights.down)):
-            self._hold(name, projection)
-        self.num_experts = self.down_proj.shape[0]
-
-    def _hold(self, name: str, projection: Projection) -> None:
-        matrix = projection.weights
-        if isinstance(matrix, Quantized):
-            self._formats[name] = {"layout": matrix.layout, "global_divides": matrix.global_divides,
-                                   "dtype": matrix.dtype, "scale_dtype": matrix.scale_dtype}
-            self.register_buffer(name + "_scales", matrix.scales)
-            self.register_buffer(name + "_global_scale", matrix.global_scale)
-            matrix = matrix.values
-        self.register_parameter(name, nn.Parameter(matrix, requires_grad=False))
-        self.register_parameter(name + "_bias", None if projection.bias is None
-                                else nn.Parameter(projection.bias, requires_grad=False))
-
-    def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
-        """Codes and scales go to other devices, but never to another type."""
-        kept = [getattr(self, name + suffix) for name in self._formats for suffix in ("", "_scales", "_global_scale")]
-        return super()._apply(keeping_types(fn, kept), recurse)
-
-    def matrix(self, name: str) -> "torch.Tensor | Quantized":
-        if name not in self._formats:
-            return getattr(self, name)
-        return Quantized(getattr(self, name), getattr(self, name + "_scales"),
-                         global_scale=getattr(self, name + "_global_scale"), **self._formats[name])
-
-    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
-                top_k_weights: torch.Tensor) -> torch.Tensor:
-        return experts_forward(self, hidden_states, top_k_index, top_k_weights)
-
-
-def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
-    """Replaces the experts of a model that was loaded from `path` by the codes of the checkpoint; answers their names.
-
-    For checkpoints that Transformers expands to bf16 while it loads them. After it the experts take the memory that they
-    have in the file. Layers are matched by the number in their name.
-
-        >>> model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-        >>> moe64.transformers.keep_codes(model, path)
-    """
-    have = {layer["layer"] for layer in inspect(path)["layers"] if layer["sound"] and not layer["mtp"]}
-    replaced = []
-    for name, module in list(model.named_modules()):
-        numbers = [int(word) for word in name.split(".") if word.isdigit()]
-        if not name.endswith(".experts") or len(numbers) != 1 or numbers[0] not in have:
-            continue
-        found = load_experts(path, numbers[0], fused=True)
-        for ours, theirs in ((found.gate_up, "gate_up_proj"), (found.down, "down_proj")):
-            shape = (getattr(module, theirs) if hasattr(module, theirs) else module.up_proj).shape  # type: ignore[union-attr]
-            values = ours.weights.values if isinstance(ours.weights, Quantized) else ours.weights
-            if shape[0] != values.shape[0]:
-                raise ShapeMismatchError(f"[keep_codes] {name} has {shape[0]} experts, layer {numbers[0]} of {path} has "
-                                         f"{values.shape[0]}")
-        device = next(module.parameters()).device
-        model.set_submodule(name, CodeExperts(found, getattr(module, "config", None)).to(device))
-        replaced.append(name)
-    if not replaced:
-        raise InvalidArgumentError(f"[keep_codes] no experts module of the model has a layer in {path}")
-    return replaced
 
 
 def register() -> None:

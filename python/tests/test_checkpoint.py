@@ -118,23 +118,128 @@ def distance(ours, theirs):
     return ((ours - theirs).abs().amax(-1).median() / theirs.abs().max()).item()
 
 
-@pytest.mark.parametrize("like", ["glm-4.7-flash", "glm-4.5", "qwen3-30b", "deepseek-v3", "minimax-m2", "gpt-oss"])
-def test_keep_codes_gives_the_logits_of_the_expanded_model(synth, like):
-    import moe64.transformers
+CODES = ["glm-4.7-flash", "glm-4.5", "qwen3-30b", "deepseek-v3", "minimax-m2", "gpt-oss"]
+
+
+def expanded(folder, like):
+    """The model as Transformers expands it to float32, on the CPU whatever GPUs are there; skips where it cannot."""
+    options = {}
     if like.startswith("glm"):
         pytest.importorskip("compressed_tensors")
+    elif like != "gpt-oss":  # with a GPU in sight it would keep FP8, and ask for kernels from the Hub to run it
+        options["quantization_config"] = transformers.FineGrainedFP8Config(dequantize=True)
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True,
+                                                                    **options)
+    wrong = [key for kind in ("missing_keys", "unexpected_keys") for key in info[kind] if "experts" in key]
+    if wrong:
+        pytest.skip(f"Transformers {transformers.__version__} does not expand the experts of this checkpoint: {wrong[0]}")
+    return model.eval()
+
+
+@pytest.mark.parametrize("like", CODES)
+def test_keep_codes_gives_the_logits_of_the_expanded_model(synth, like, device):
+    import moe64.transformers
     folder = synth(like)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = expanded(folder, like)
     tokens = torch.randint(0, 90, (1, 7))
     with torch.no_grad():
-        expanded = model(tokens).logits
+        before = model(tokens).logits
         names = moe64.transformers.keep_codes(model, folder)
         assert names and all(model.get_submodule(name).down_proj.element_size() == 1 for name in names)
-        kept = model(tokens).logits
-        assert distance(kept, expanded) <= 0.01
+        kept = model.to(device)(tokens.to(device)).logits.cpu()
+        assert distance(kept, before) <= (0.01 if device.type == "cpu" else 0.05)  # GPUs quantise activations as stated
         codes = [model.get_submodule(name) for name in names]
         scheme = "unstated" if like == "gpt-oss" else "dynamic"
         assert all(moe64.transformers.weights_of(module).scheme == scheme for module in codes)
         model.to(torch.bfloat16)  # takes everything along but codes and scales
         assert all(module.down_proj.element_size() == 1 for module in codes)
-        assert distance(model(tokens).logits.float(), kept) <= 0.05
+        assert distance(model(tokens.to(device)).logits.cpu().float(), kept) <= 0.05
+
+
+@pytest.mark.parametrize("like", CODES)
+def test_experts_that_are_codes_from_the_file_on(synth, like, device, monkeypatch):
+    """from_pretrained gives the model of keep_codes, and Transformers never collects an expert's weights for it."""
+    import moe64.transformers
+    from transformers import core_model_loading
+    if like.startswith("glm"):
+        pytest.importorskip("compressed_tensors")
+    folder = synth(like)
+    options = {} if like.startswith("glm") or like == "gpt-oss" else {
+        "quantization_config": transformers.FineGrainedFP8Config(dequantize=True)}
+    collected = []
+    add_tensor = core_model_loading.WeightTransform.add_tensor
+    monkeypatch.setattr(core_model_loading.WeightTransform, "add_tensor",
+                        lambda self, target, *rest: collected.append(target) or add_tensor(self, target, *rest))
+    model, info = moe64.transformers.from_pretrained(folder, dtype=torch.float32, device_map=str(device),
+                                                     output_loading_info=True, **options)
+    assert collected and not any(".experts." in key for key in collected)
+    assert not info["missing_keys"] and not any("experts" in key for key in info["unexpected_keys"])
+    codes = [module for module in model.modules() if isinstance(module, moe64.transformers.CodeExperts)]
+    assert len(codes) == sum(layer["sound"] for layer in moe64.inspect(folder)["layers"])
+    assert all(module.down_proj.element_size() == 1 and module.down_proj.device.type == device.type for module in codes)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    assert not any(isinstance(module, moe64.transformers.CodeExperts) for module in again.modules())
+    moe64.transformers.keep_codes(again, folder)
+    tokens = torch.randint(0, 90, (1, 7), device=device)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, again.to(device)(tokens).logits)
+
+
+def test_layers_in_bf16_stay_with_transformers(tmp_path):
+    """GLM-4.7-Flash has whole layers that are not quantised beside those that are."""
+    import moe64.transformers
+    pytest.importorskip("compressed_tensors")
+    folder = tmp_path / "m"
+    subprocess.run([moe64.tool(), "synth", folder, "--like", "glm-4.7-flash", "--scale-down", "32", "--layers", "4"],
+                   check=True, capture_output=True)
+    kinds = {layer["layer"]: layer["down"]["type"] for layer in moe64.inspect(folder)["layers"]}
+    model = moe64.transformers.from_pretrained(folder, dtype=torch.float32)
+    codes = {i for i, layer in enumerate(model.model.layers)
+             if isinstance(getattr(layer.mlp, "experts", None), moe64.transformers.CodeExperts)}
+    assert codes == {layer for layer, kind in kinds.items() if kind == "e4m3"} and 0 < len(codes) < len(kinds)
+    assert torch.isfinite(model(torch.arange(5)[None]).logits).all()
+
+
+def test_a_model_without_places_for_the_codes_is_refused(synth):
+    import moe64.transformers
+    with pytest.raises(moe64.InvalidArgumentError, match="has no module"):
+        moe64.transformers.keep_codes(torch.nn.Linear(2, 2), synth("qwen3-30b"))
+
+
+def test_experts_that_are_offloaded_are_refused(synth):
+    import moe64.transformers
+    pytest.importorskip("compressed_tensors")
+    folder = synth("glm-4.5")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to("meta")
+    with pytest.raises(moe64.UnsupportedError, match="offloaded"):
+        moe64.transformers.keep_codes(model, folder)
+
+
+def test_experts_without_codes_are_loaded_by_transformers(synth, tmp_path):
+    import moe64.transformers
+    subprocess.run([moe64.tool(), "convert", synth("qwen3-30b"), tmp_path / "plain", "--to", "bf16"], check=True,
+                   capture_output=True)
+    model = moe64.transformers.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    assert model.config._experts_implementation == "moe64"
+    assert not any(isinstance(module, moe64.transformers.CodeExperts) for module in model.modules())
+    assert torch.isfinite(model(torch.arange(5)[None]).logits).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_loading_onto_a_gpu_takes_the_memory_of_the_codes(tmp_path):
+    """At its peak: the model, and one layer of experts on its way."""
+    import moe64.transformers
+    subprocess.run([moe64.tool(), "synth", tmp_path / "m", "--like", "qwen3-30b", "--scale-down", "4", "--layers", "3"],
+                   check=True, capture_output=True)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model = moe64.transformers.from_pretrained(tmp_path / "m", dtype=torch.bfloat16, device_map="cuda",
+                                               quantization_config=transformers.FineGrainedFP8Config(dequantize=True))
+    peak = torch.cuda.max_memory_allocated() - before
+    sizes = [[t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())]
+             for module in (model, *(m for m in model.modules() if isinstance(m, moe64.transformers.CodeExperts)))]
+    whole, *layers = map(sum, sizes)
+    assert len(layers) == 3 and sum(layers) > 0.5 * whole, "experts are the most of it"
+    assert peak <= whole + max(layers) + (4 << 20), (peak, whole, layers)

@@ -222,3 +222,11 @@ def test_fp8_linear_keeps_its_bias_in_every_form(form):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     with pytest.raises(moe64.ShapeMismatchError):
         unsloth.fp8_linear(x, weight, torch.rand(7, 3))
+
+
+def test_a_map_that_was_changed_is_read_anew():
+    x, mask = torch.randn(4, 6), torch.tensor([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]], dtype=torch.bool)
+    _, row_id_map = te.moe_permute(x, mask)
+    rows, other = te.moe_permute(x, ~mask)
+    row_id_map.copy_(other)
+    torch.testing.assert_close(te.moe_unpermute(rows, row_id_map, restore_shape=x.shape), 2 * x)

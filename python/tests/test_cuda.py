@@ -1,5 +1,7 @@
 """What only a GPU can show: streams, graphs, sizes past 2^31, devices. Skipped where there is none."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -43,6 +45,36 @@ def test_a_graph_reads_tokens_and_routing_anew():
     assert torch.equal(y, moe64.experts(x, ids, factors, weights))
 
 
+def test_a_graph_of_a_training_step():
+    layer = moe64.Experts.from_weights(problem()[3]).add_lora(4, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for factor in layer.parameters():
+            if factor.requires_grad:
+                factor.normal_(0, 0.1)
+    x, ids, factors, _ = problem()
+    x.requires_grad_()
+    inputs = (x, *(factor for factor in layer.parameters() if factor.requires_grad))
+    dy = torch.randn_like(x)
+
+    def step():
+        return torch.autograd.grad(layer(x, ids, factors), inputs, dy)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.normal_()
+    ids.copy_(torch.randint(-1, E, ids.shape, device="cuda"))
+    graph.replay()
+    for one, other in zip(captured, step(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_compiled_with_gradients():
     layer = moe64.Experts(E, H, INTER, device="cuda", dtype=torch.bfloat16).add_lora(4)
     x, ids, factors, _ = problem()
@@ -84,3 +116,101 @@ def test_past_2_31_elements():
     for row in (0, rows // 2, rows - 1):
         expected = codes[0, row].float() * scales[0, row // 128].repeat_interleave(128)
         assert torch.equal(y[0, row], expected.bfloat16())
+
+
+class Waiting:
+    """Counts how often the host waits for the device inside of it."""
+
+    def __enter__(self):
+        torch.cuda.synchronize()
+        self.caught = warnings.catch_warnings(record=True)
+        self.warnings = self.caught.__enter__()
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        return self
+
+    def __exit__(self, *problem):
+        torch.cuda.set_sync_debug_mode("default")
+        self.caught.__exit__(*problem)
+        self.times = sum("called a synchronizing CUDA operation" in str(one.message) for one in self.warnings)
+
+
+def test_permutations_of_known_size_do_not_wait():
+    from moe64.compat import transformer_engine as te
+    x = torch.randn(64, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ids = torch.randint(0, E, (64, K), device="cuda")
+    probs = torch.rand(64, K, device="cuda", requires_grad=True)
+    mask = torch.zeros(64, E, dtype=torch.bool, device="cuda").scatter_(1, torch.rand(64, E, device="cuda").topk(K).indices, True)
+    weights = torch.rand(64, E, device="cuda", requires_grad=True)
+
+    def index():
+        rows, row_id_map = te.moe_permute(x, ids, 64 * K, map_type="index")
+        te.moe_unpermute(rows, row_id_map, probs, map_type="index").backward(torch.ones_like(x))
+
+    def masked():
+        rows, _, row_id_map = te.moe_permute_with_probs(x, weights, mask, 64 * K)
+        te.moe_unpermute(rows, row_id_map, weights, restore_shape=x.shape).backward(torch.ones_like(x))
+
+    for call, most in ((index, 0), (masked, 1)):
+        call()
+        with Waiting() as waiting:
+            call()
+        assert waiting.times == most, [str(one.message) for one in waiting.warnings]
+
+
+def test_a_layer_does_not_wait():
+    x, ids, factors, weights = problem()
+    x.requires_grad_()
+    moe64.experts(x, ids, factors, weights).backward(torch.ones_like(x))
+    with Waiting() as waiting:
+        moe64.experts(x, ids, factors, weights).backward(torch.ones_like(x))
+    assert waiting.times == 0, [str(one.message) for one in waiting.warnings]
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 40 << 30, reason="needs 40 GiB")
+@pytest.mark.parametrize("scheme", ["unstated", "dynamic"])
+def test_a_layer_shaped_like_glm_5_2(scheme):
+    """256 experts, 6.4e9 codes in gate_up alone: forward and gradients of some tokens against float32 products."""
+    experts, hidden, inter, top_k, rank = 256, 6144, 2048, 8, 16
+
+    def codes(rows, cols):
+        made = torch.randint(0, 256, (experts, rows, cols), dtype=torch.uint8, device="cuda")
+        made[made & 127 == 127] = 0  # NaN
+        return moe64.Quantized(made.view(torch.float8_e4m3fn), torch.rand(experts, rows // 128, cols // 128,
+                                                                          device="cuda") * 1e-4 + 1e-4, "block:128x128")
+
+    def factor(*shape):
+        return (torch.randn(shape, device="cuda") * 0.02).bfloat16().requires_grad_()
+
+    torch.manual_seed(3)
+    gate_up, down = codes(2 * inter, hidden), codes(hidden, inter)
+    a1, b1 = factor(experts, rank, hidden), factor(experts, 2 * inter, rank)
+    a2, b2 = factor(experts, rank, inter), factor(experts, hidden, rank)
+    weights = moe64.ExpertWeights(gate_up, down, scheme=scheme).with_lora(moe64.Lora(a1, b1, 2.0), moe64.Lora(a2, b2, 2.0))
+    x = torch.randn(300, hidden, device="cuda").bfloat16().requires_grad_()
+    ids = torch.rand(300, experts, device="cuda").topk(top_k).indices
+    ids[7] = torch.arange(experts - top_k, experts)
+    factors = torch.rand(300, top_k, device="cuda").requires_grad_()
+    dy = torch.randn(300, hidden, device="cuda").bfloat16()
+    y = moe64.experts(x, ids, factors, weights)
+    dx, d_factors = torch.autograd.grad(y, (x, factors), dy)
+
+    def exact(q, expert):
+        part = moe64.Quantized(q.values[expert: expert + 1], q.scales[expert: expert + 1], q.layout)
+        return moe64.dequantize(part, dtype=torch.float32)[0]
+
+    def norm(one, other):
+        return ((one.float() - other).norm() / other.norm()).item()
+
+    bound = 0.01 if scheme == "unstated" else 0.06
+    for t in (0, 7, 299):
+        token, scale = x[t].detach().float().requires_grad_(), factors[t].detach().requires_grad_()
+        truth = torch.zeros(hidden, device="cuda")
+        for k, expert in enumerate(ids[t].tolist()):
+            inner = exact(gate_up, expert) @ token + 2 * (b1[expert].float() @ (a1[expert].float() @ token))
+            gate, up = inner.chunk(2)
+            inner = torch.nn.functional.silu(gate) * up
+            truth = truth + scale[k] * (exact(down, expert) @ inner + 2 * (b2[expert].float() @ (a2[expert].float() @ inner)))
+        d_token, d_scale = torch.autograd.grad(truth, (token, scale), dy[t].float())
+        assert norm(y[t], truth.detach()) <= bound and norm(dx[t], d_token) <= bound
+        assert norm(d_factors[t], d_scale) <= bound

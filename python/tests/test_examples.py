@@ -1,5 +1,6 @@
 """The programs in examples/ and the example in README.md run and end well."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -29,18 +30,18 @@ def test_every_report_is_in_the_table():
 
 
 def test_finetune_lora(tmp_path):
-    for module in ("transformers", "peft", "compressed_tensors", "matplotlib"):
+    for module in ("transformers", "peft"):
         pytest.importorskip(module)
     out = run(ROOT / "examples" / "finetune_lora.py", "--out", tmp_path, "--steps", "25")
     first, last = map(float, re.search(r"loss ([\d.]+) -> ([\d.]+)", out).groups())
     assert last < 0.9 * first
-    assert (tmp_path / "loss.png").stat().st_size > 1000
+    if importlib.util.find_spec("matplotlib"):
+        assert (tmp_path / "loss.png").stat().st_size > 1000
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
 def test_generate():
-    for module in ("transformers", "compressed_tensors"):
-        pytest.importorskip(module)
+    pytest.importorskip("transformers")
     assert "8 tokens in " in run(ROOT / "examples" / "generate.py", "--tokens", "8")
 
 

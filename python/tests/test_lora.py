@@ -107,8 +107,10 @@ class Wrapped(torch.nn.Module):
         return self.mlp.experts(x, ids, weights)
 
 
-def fp8_adapted():
+def fp8_adapted(device="cpu"):
     experts, exact = fp8_experts()
+    experts.to(device).activation_scheme = "none"  # products of unquantised activations, on a GPU too
+    exact = {name: tensor.to(device) for name, tensor in exact.items()}
     model = get_peft_model(Wrapped(experts), LoraConfig(r=3, lora_alpha=6, target_parameters=TARGETS, target_modules=[]))
     factors = {}
     with torch.no_grad():
@@ -123,11 +125,11 @@ def fp8_adapted():
     return model, exact, factors
 
 
-def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients():
+def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients(device):
     import reference
-    model, exact, factors = fp8_adapted()
-    x = torch.randn(6, 128, requires_grad=True)
-    ids, weights = torch.randint(0, 5, (6, 2)), torch.rand(6, 2, requires_grad=True)
+    model, exact, factors = fp8_adapted(device)
+    x = torch.randn(6, 128, device=device, requires_grad=True)
+    ids, weights = torch.randint(0, 5, (6, 2), device=device), torch.rand(6, 2, device=device, requires_grad=True)
     ours = model(x, ids, weights)
     truth = reference.layer(x, ids, weights, exact["gate_up_proj"], exact["down_proj"], lora=factors)
     torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
@@ -138,11 +140,11 @@ def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_bfloat16_states_beside_float32_adapters():
+def test_bfloat16_states_beside_float32_adapters(device):
     import reference
-    model, exact, factors = fp8_adapted()
-    x = torch.randn(6, 128).bfloat16().requires_grad_()
-    ids, weights = torch.randint(0, 4, (6, 2)), torch.rand(6, 2)
+    model, exact, factors = fp8_adapted(device)
+    x = torch.randn(6, 128, device=device).bfloat16().requires_grad_()
+    ids, weights = torch.randint(0, 4, (6, 2), device=device), torch.rand(6, 2, device=device)
     ours = model(x, ids, weights)
     truth = reference.layer(x.float(), ids, weights, exact["gate_up_proj"], exact["down_proj"], lora=factors)
     assert ours.dtype == torch.bfloat16
@@ -225,3 +227,42 @@ def test_an_adapter_of_unsloth_is_read_as_such_and_never_by_peft():
             model.merge_adapter()
     with pytest.raises(moe64.InvalidArgumentError):
         moe64.lora.set_layout(model, "other")
+
+
+def test_the_handle_of_a_layer_is_kept_and_its_factors_are_always_the_present_ones():
+    from moe64 import _spec
+    model, _, _ = fp8_adapted()
+    x, ids, weights = torch.randn(4, 128).bfloat16(), torch.randint(0, 4, (4, 2)), torch.rand(4, 2)
+    with torch.inference_mode():
+        model(x, ids, weights)
+    with torch.no_grad():
+        first = model(x, ids, weights)
+        handles = len(_spec._layers)
+        assert torch.equal(model(x, ids, weights), first) and len(_spec._layers) == handles
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.mul_(2)  # leaves no trace in the tensor's version
+        assert not torch.equal(model(x, ids, weights), first) and len(_spec._layers) == handles
+    with torch.inference_mode():
+        again = model(x, ids, weights)
+    with torch.enable_grad():
+        torch.testing.assert_close(model(x, ids, weights).detach(), again)
+
+
+def test_each_experts_factors_are_contiguous():
+    """Else the products of PEFT's B, with the expert fastest, would be the slowest there are."""
+    from moe64 import lora
+    model, _, _ = fp8_adapted()
+    seen = []
+    original = moe64.transformers.experts
+    try:
+        moe64.transformers.experts = lambda x, ids, w, weights: seen.append(weights) or original(x, ids, w, weights)
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled):
+                model(torch.randn(2, 128), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1))
+    finally:
+        moe64.transformers.experts = original
+    for weights in seen:
+        for factors in (weights.gate_up.lora, weights.down.lora):
+            assert factors.a.is_contiguous() and factors.b.is_contiguous()
+    assert len(seen) == 2 and lora.active_factors(model) == {}

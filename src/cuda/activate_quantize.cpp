@@ -84,6 +84,13 @@ void run_quantized_rows(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activation const kind = args.activation.kind;
   auto const usual = usual_parameters_of(args);
+  index_t const row_threads = usual ? align_up(usual->to.row_items.by, 32) : 0;
+  if (usual && takes_table(kind, args.gate.type, args.gate.size()) &&
+      row_threads <= gate_table_threads) {
+    int const threads = narrow<int>(gate_table_threads / row_threads * row_threads);
+    on.launch(activate_usual_table_rows_kernel(kind), {on.multiprocessors(), threads}, *usual);
+    return;
+  }
   if (usual && usual_team_of(usual->to).threads <= usual_row_threads) {
     auto const [threads, rows] = usual_team_of(usual->to);
     on.launch(

@@ -67,8 +67,10 @@ gather_vectors_parameters vectors_of(gather_args const& args) {
 void run_vectors(gather_args const& args, stream where) {
   launcher on("gather", args, where);
   // Memory writes fewer rows at a time faster: shared memory that nobody uses keeps the blocks of a
-  // multiprocessor to three.
-  index_t const unused_shared_bytes = on.shared_bytes() / 3 - 1024;
+  // multiprocessor to a few.
+  index_t const most_blocks =
+      args.weighted ? 6 : std::clamp<index_t>(6 - args.plan.top_k / 4, 4, 6);
+  index_t const unused_shared_bytes = on.shared_bytes() / most_blocks - 2048;
   bool const scaled = args.scales.present();
   index_t const vectors = ceil_div(args.x.extent[1] * bits(args.x.type), 128);
   index_t const pieces = args.plan.tokens * std::max(vectors, scaled ? args.scales.extent[1] : 0);

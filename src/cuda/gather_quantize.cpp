@@ -19,29 +19,45 @@ gather_quantize_parameters parameters_of(gather_args const& args) {
   return {args.x, args.plan, args.weighted, target_of_rows(args)};
 }
 
+/// How many blocks of so many threads a multiprocessor should hold, and the shared memory, which
+/// nobody uses, that keeps it to them: memory writes fewer rows at a time faster.
+struct usual_shape {
+  index_t blocks, threads;
+};
+grid grid_of(launcher const& on, usual_shape const& each, index_t tasks) {
+  index_t const unused_shared_bytes = std::max<index_t>(on.shared_bytes() / each.blocks - 2048, 0);
+  return {on.blocks_for(tasks, one_task_each), narrow<int>(each.threads), unused_shared_bytes};
+}
+
 /// Launches the kernel for what is usual, where it can be had.
 bool launch_usual(launcher& on, gather_args const& args) {
   auto const to = usual_target_of(target_of_rows(args), quantize_usual_width);
   auto const x = usual_rows_of(args.x);
   routing_plan const& plan = args.plan;
   if (!to || !x || args.weighted || plan.slot_to_row.stride[0] != 1) return false;
-  index_t const threads = align_up(ceil_div(args.x.extent[1], 32), 32);
-  if (threads > usual_row_threads || plan.tokens >> 32 != 0) return false;
-  // Memory writes fewer rows at a time faster: shared memory that nobody uses keeps the blocks of a
-  // multiprocessor to so many.
-  index_t const blocks = std::max<index_t>(3072 / std::max<index_t>(plan.top_k, 1) / threads, 2);
-  index_t const unused_shared_bytes = std::max<index_t>(on.shared_bytes() / blocks - 2048, 0);
-  bool const adjacent = args.x.stride[0] == args.x.extent[1];
+  index_t const row_items = to->row_items.by, top_k = std::max<index_t>(plan.top_k, 1);
+  if (plan.tokens >= usual_most_items / row_items) return false;
+  // Reading ahead counts bytes of one piece, and every thread has some.
+  index_t const cols = args.x.extent[1];
+  bool const adjacent = args.x.stride[0] == cols && (!to->in_groups || cols % usual_group == 0);
   gather_usual_parameters const p = {
       .x = *x,
       .to = *to,
       .slot_to_row = static_cast<std::int64_t const*>(plan.slot_to_row.data),
       .tokens = plan.tokens,
       .top_k = plan.top_k,
-      .ahead_bytes = adjacent ? plan.tokens * args.x.extent[1] * 2 : 0};
-  on.launch(gather_usual_kernel(args.x.type, to->in_groups),
-            {on.blocks_for(plan.tokens, one_task_each), narrow<int>(threads), unused_shared_bytes},
-            p);
+      .ahead_bytes = adjacent ? plan.tokens * cols * 2 : 0};
+  if (to->in_groups) {
+    constexpr index_t threads = gather_groups_threads;
+    usual_shape const each = {std::clamp<index_t>(64 / top_k, 4, 32), threads};
+    on.launch(gather_usual_groups_kernel(args.x.type),
+              grid_of(on, each, ceil_div(plan.tokens * row_items, threads)), p);
+    return true;
+  }
+  index_t const threads = align_up(ceil_div(cols, 32), 32);
+  if (threads > usual_row_threads) return false;
+  usual_shape const each = {std::max<index_t>((2688 / top_k + threads / 2) / threads, 2), threads};
+  on.launch(gather_usual_rows_kernel(args.x.type), grid_of(on, each, plan.tokens), p);
   return true;
 }
 

@@ -57,7 +57,13 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
                   .box = {row_bytes / size, rows}});
     rows *= 2;
   }
-  if (!args.x.is_plain()) p.x_scales = scales_of(args.x);
+  if (!args.x.is_plain()) {
+    p.x_scales = scales_of(args.x);
+    p.x_scales_by_fours = p.x_scales.type == dtype::f32 && p.x_scales.k == 1 &&
+                          p.x_scales.k_blocks == 1 && p.x_scales.n % 4 == 0 &&
+                          ceil_div(args.x.cols(), block) % 4 == 0 &&
+                          reinterpret_cast<std::uintptr_t>(p.x_scales.data) % 16 == 0;
+  }
   p.parts = args.weights.parts();
   for (int part = 0; part < p.parts; ++part) {
     quantized_view const& q = args.weights.part(part);
@@ -67,7 +73,7 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
                               .rank = 3,
                               .extent = {w.extent[2], w.extent[1], w.extent[0]},
                               .stride_bytes = {w.stride[1] * size, w.stride[0] * size},
-                              .box = {row_bytes / size, 64, 1}});
+                              .box = {row_bytes / size, 128, 1}});
     if (!q.is_plain()) (one_per_row(q) ? p.row_scales : p.weight_scales)[part] = scales_of(q);
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }

@@ -17,8 +17,7 @@ backend const& cuda_backend() {
       .activate = cuda::activate_list(),
       .activate_backward = cuda::activate_backward_list(),
       .plan_scratch_bytes = cuda::plan_scratch_bytes,
-      .multiplies_float8 =
-          [] { return support::no("the CUDA kernels of this build multiply in 16 bits"); },
+      .multiplies_float8 = [] { return support::no("on CUDA w8a8 has to be asked for"); },
   };
   return table;
 }

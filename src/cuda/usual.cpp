@@ -6,7 +6,7 @@ namespace moe64::cuda {
 namespace {
 
 constexpr index_t most_steps = index_t{1} << 32;
-constexpr index_t most_items = index_t{1} << 31;
+constexpr index_t most_extent = index_t{1} << 31;
 
 std::uint32_t short_of(index_t number) { return narrow<std::uint32_t>(number); }
 
@@ -23,8 +23,8 @@ std::optional<usual_target> usual_target_of(quantize_target const& target, int w
     return std::nullopt;
   }
   index_t const item_cols = index_t{16} * width;
-  if (cols == 0 || cols % item_cols != 0 || cols >= most_items || rows >= most_items ||
-      checked_mul(rows, target.row_sixteens.by) >= most_items - (index_t{1} << 20)) {
+  if (cols == 0 || cols % item_cols != 0 || cols >= most_extent || rows >= most_extent ||
+      checked_mul(rows, target.row_sixteens.by) >= usual_most_items) {
     return std::nullopt;
   }
   if (values.stride[1] >= most_steps || scales.stride[1] >= most_steps ||

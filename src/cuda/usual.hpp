@@ -6,6 +6,9 @@
 /// Which calls can have the kernels for what is usually asked for.
 namespace moe64::cuda {
 
+/// Items that kernels count with 31 bits, also when they look one step of the grid ahead.
+inline constexpr index_t usual_most_items = (index_t{1} << 31) - (index_t{1} << 20);
+
 /// Where items are `width` sixteens. Nothing where the codes or scales are of another kind, a row
 /// is not whole items, or they are so large or far apart that counts do not fit 31 bits.
 [[nodiscard]] std::optional<usual_target> usual_target_of(quantize_target const& target, int width);

@@ -97,29 +97,34 @@ TEST(cuda_usual, rows_of_many_widths) {
   }
 }
 
-/// Enough numbers for the table of gates.
+/// Enough numbers for the table of gates; rows of one warp, of several, and not of whole warps.
 TEST(cuda_usual, every_gate_by_the_table) {
-  index_t const rows = 4096, inter = 1024;
-  test_tensor gate(dtype::bf16, {rows, inter}), up(dtype::bf16, {rows, inter});
-  for (index_t i = 0; i < rows; ++i) {
-    for (index_t j = 0; j < inter; ++j) {
-      // Every gate in the first rows; in the others what the table has.
-      auto const n = static_cast<std::uint64_t>(inter * i + j);
-      std::uint64_t const code = n < 0x10000 ? n : 0x3380 + n % 0x1000 + (n / 3 % 2 << 15);
-      gate.set_code(code, i, j);
-      up.set_code(0x3f80 + n % 251, i, j);
+  for (index_t const inter : {1024, 800, 2048, 32768}) {
+    index_t const rows = ceil_div(index_t{1} << 22, inter) + 3;
+    test_tensor gate(dtype::bf16, {rows, inter}), up(dtype::bf16, {rows, inter});
+    for (index_t i = 0; i < rows; ++i) {
+      for (index_t j = 0; j < inter; ++j) {
+        // Every gate in the first rows; in the others what the table has.
+        auto const n = static_cast<std::uint64_t>(inter * i + j);
+        std::uint64_t const code = n < 0x10000 ? n : 0x3380 + n % 0x1000 + (n / 3 % 2 << 15);
+        gate.set_code(code, i, j);
+        up.set_code(0x3f80 + n % 251, i, j);
+      }
     }
-  }
-  for (activation const kind : {activation::gelu_glu, activation::gelu}) {
-    SCOPED_TRACE(std::string(name(kind)));
-    tensor_view const second = is_gated(kind) ? up.view() : tensor_view{};
-    test_tensor const out(dtype::bf16, {rows, inter}), codes(dtype::e4m3, {rows, inter});
-    test_tensor const scales(dtype::f32, {rows, inter / 128});
-    activate(activate_args{{kind}, gate, second, {}, out}, target());
-    activate_args quantised{{kind}, gate, second, {}, codes};
-    quantised.quantized = g::group(128);
-    quantised.scales = scales;
-    activate(quantised, target());
+    for (activation const kind : {activation::gelu_glu, activation::gelu}) {
+      SCOPED_TRACE(std::string(name(kind)) + " " + std::to_string(inter));
+      tensor_view const second = is_gated(kind) ? up.view() : tensor_view{};
+      test_tensor const out(dtype::bf16, {rows, inter});
+      activate(activate_args{{kind}, gate, second, {}, out}, target());
+      for (g const& layout : {g::group(128), g::row()}) {
+        test_tensor const codes(dtype::e4m3, {rows, inter});
+        test_tensor const scales(dtype::f32, {rows, layout.grid_cols(inter)});
+        activate_args quantised{{kind}, gate, second, {}, codes};
+        quantised.quantized = layout;
+        quantised.scales = scales;
+        activate(quantised, target());
+      }
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #include "cases/magnitude.hpp"
 #include "cases/tolerance.hpp"
 #include "support/layer_fixture.hpp"
+#include "support/target.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -89,6 +90,7 @@ problem problem_of(layer_case const& c) {
   p.io = c.io;
   p.weight_on = c.weight_on;
   p.lora = std::max(c.lora_gate_up, c.lora_down);
+  p.device = target().device;
   return p;
 }
 

@@ -7,8 +7,10 @@ without tokens gives zero rows, `num_out_tokens` below the number of routed slot
 of zeros, any top_k, hidden size, dtype that moves, device and stream, float32 sums, and gradients that are zero for rows
 and slots without a partner. A routed slot whose probability is 0 keeps its row.
 
-Outputs have shapes that depend on the routing unless `num_out_tokens` says them, so on a GPU these functions wait for the
-device; `moe64.plan`, `gather` and `combine` do not.
+When they wait for a GPU: index maps with `num_out_tokens` never; mask maps with it once, in the permutation, because how
+many experts a token has at most stands only on the device (a map that moe_permute made remembers it for moe_unpermute);
+without it the shape of the output has to be read too, and the padded permutation compares its counts. `moe64.plan`,
+`gather` and `combine` never wait. On a GPU the rows of a map are not checked to occur once each.
 """
 
 from __future__ import annotations
@@ -29,21 +31,34 @@ def _plan(rows: torch.Tensor, factors: torch.Tensor | None) -> RoutingPlan:
     tokens, top_k = rows.shape
     flat = rows.reshape(-1)
     valid = flat >= 0
-    kept = int(valid.sum())
-    if kept and int(flat.max()) != kept - 1:
-        raise InvalidArgumentError(f"[permutation] the map has {kept} rows but the largest is {int(flat.max())}: some rows "
-                                   "are missing or named twice")
+    kept = valid.sum()
+    if not rows.is_cuda and kept and flat.max() != kept - 1:
+        raise InvalidArgumentError(f"[permutation] the map has {int(kept)} rows but the largest is {int(flat.max())}: some "
+                                   "rows are missing or named twice")
     slots = torch.arange(flat.numel(), device=rows.device)
-    row_to_slot = torch.full((flat.numel() + 1,), -1, dtype=torch.int64, device=rows.device)
-    row_to_slot = row_to_slot.scatter(0, torch.where(valid, flat, flat.numel()), slots)[:-1]
-    if kept and int(row_to_slot[:kept].min()) < 0:
+    row_to_slot = _scattered(flat, slots, flat.numel())
+    if not rows.is_cuda and kept and row_to_slot[:kept].min() < 0:
         raise InvalidArgumentError("[permutation] the map names a row twice")
     weight = valid.to(torch.float32)
     if factors is not None:
         weight = torch.where(valid, factors.reshape(-1).to(torch.float32), 0.0)
-    begin = torch.tensor([0, kept], dtype=torch.int64, device=rows.device)
-    status = torch.tensor([kept, flat.numel() - kept, 0, 0, 0, -1], dtype=torch.int64, device=rows.device)
-    return RoutingPlan(tokens, top_k, 1, begin, row_to_slot, flat, weight, status)
+    return RoutingPlan(tokens, top_k, 1, _begin(kept), row_to_slot.clamp(min=0), flat, weight, _status(kept, flat.numel()))
+
+
+def _scattered(places: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
+    """[count] int64 with values at places; -1 where there is none. Places below 0 or from count on are left out."""
+    places = torch.where((places >= 0) & (places < count), places, count)
+    return torch.full((count + 1,), -1, dtype=torch.int64, device=places.device).scatter(0, places, values)[:-1]
+
+
+def _begin(kept: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(kept.reshape(1), (1, 0))
+
+
+def _status(kept: torch.Tensor, slots: int) -> torch.Tensor:
+    """kept, skipped, elsewhere, dropped, invalid, first_invalid: filled on the device, nothing is sent there."""
+    first_invalid = torch.full_like(kept, -1).reshape(1)
+    return torch.cat((kept.reshape(1), (slots - kept).reshape(1), kept.new_zeros(3), first_invalid))
 
 
 def _merge(inp: torch.Tensor, rows: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
@@ -56,9 +71,8 @@ def _merge(inp: torch.Tensor, rows: torch.Tensor, factors: torch.Tensor | None) 
 
 def _limited(rows: torch.Tensor, wanted: int) -> tuple[torch.Tensor, int]:
     """Rows below `wanted` (0 or less: all of them), and how many rows the output has."""
-    valid = int((rows >= 0).sum())
     if wanted <= 0:
-        return rows, valid
+        return rows, int((rows >= 0).sum())
     return torch.where(rows < wanted, rows, -1), wanted
 
 
@@ -90,20 +104,24 @@ def _mask_rows(mask: torch.Tensor) -> torch.Tensor:
     return rows.view(mask.shape[1], mask.shape[0]).t()
 
 
-def _to_map(rows: torch.Tensor) -> torch.Tensor:
-    """[tokens, 2 * experts + 1] int32: rows in descending order, their experts, and how many there are."""
-    if rows.numel() and int(rows.max()) > torch.iinfo(torch.int32).max:
+def _to_map(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """[tokens, 2 * experts + 1] int32: rows in descending order, their experts, and how many there are: at most width."""
+    if rows.numel() > torch.iinfo(torch.int32).max and int(rows.max()) > torch.iinfo(torch.int32).max:
         raise InvalidArgumentError(f"[permutation] row {int(rows.max())} does not fit the int32 of a row_id_map: use "
                                    "moe64.plan")
     ordered, experts = rows.sort(dim=1, descending=True, stable=True)
-    return torch.cat((ordered, torch.where(ordered >= 0, experts, -1), (rows >= 0).sum(1, keepdim=True)), dim=1).int()
+    made = torch.cat((ordered, torch.where(ordered >= 0, experts, -1), (rows >= 0).sum(1, keepdim=True)), dim=1).int()
+    made._moe64_width = (width, made._version)  # type: ignore[attr-defined]
+    return made
 
 
 def _from_map(row_id_map: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows and experts [tokens, most per token] of such a map; -1 and 0 beyond a token's count."""
     experts = (row_id_map.shape[1] - 1) // 2
     counts = row_id_map[:, 2 * experts:].to(torch.int64)
-    most = int(counts.max()) if counts.numel() else 0
+    most, version = getattr(row_id_map, "_moe64_width", (0, None))
+    if version is None or version != row_id_map._version:
+        most = int(counts.max()) if counts.numel() else 0
     there = torch.arange(most, device=row_id_map.device) < counts
     return (torch.where(there, row_id_map[:, :most].to(torch.int64), -1),
             torch.where(there, row_id_map[:, experts: experts + most].to(torch.int64), 0))
@@ -141,7 +159,8 @@ def moe_permute(inp: torch.Tensor, routing_map: torch.Tensor, num_out_tokens: in
         rows, count = _limited(_index_rows(routing_map), num_out_tokens)
         return _rows_of(inp, rows, count), rows.t().reshape(-1).int()
     rows, count = _limited(_mask_rows(routing_map), num_out_tokens)
-    return _rows_of(inp, _compact(rows), count), _to_map(rows)
+    compact = _compact(rows)
+    return _rows_of(inp, compact, count), _to_map(rows, compact.shape[1])
 
 
 def _permuted_probs(probs: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -157,7 +176,8 @@ def moe_permute_with_probs(inp: torch.Tensor, probs: torch.Tensor, routing_map: 
     """moe_permute of a mask, and probs [tokens, experts] moved along: (rows, their probs, row_id_map)."""
     _check(inp, routing_map, "mask")
     rows, count = _limited(_mask_rows(routing_map), num_out_tokens)
-    return _rows_of(inp, _compact(rows), count), _permuted_probs(probs, rows, count), _to_map(rows)
+    compact = _compact(rows)
+    return (_rows_of(inp, compact, count), _permuted_probs(probs, rows, count), _to_map(rows, compact.shape[1]))
 
 
 def moe_permute_and_pad_with_probs(

@@ -1,5 +1,5 @@
 #include "cuda/kernels/activation_table.cuh"
-#include "cuda/kernels/usual.cuh"
+#include "cuda/kernels/staying.cuh"
 
 namespace moe64::cuda {
 namespace {
@@ -18,6 +18,12 @@ struct gate_up_source {
     load(result.gate, p.gate, row, item);
     if (is_gated(Kind)) load(result.up, p.up, row, item);
     return result;
+  }
+
+  __device__ void ahead(std::uint32_t row, std::uint32_t item, std::uint32_t count) const {
+    constexpr std::uint32_t size = 32 * width;
+    fetch_ahead(item_at<width>(p.gate, row, item), count * size);
+    if (is_gated(Kind)) fetch_ahead(item_at<width>(p.up, row, item), count * size);
   }
 
   __device__ static sixteens<Type, width> as_item(fetched const& made) {
@@ -72,6 +78,16 @@ __global__ void __launch_bounds__(gate_table_threads)
   quantize_usual_groups<gate_table_threads, 1>(table_source<Kind>{{p}, table}, p.to);
 }
 
+/// The first rows are on their way while the table is made.
+template <activation Kind>
+__global__ void __launch_bounds__(gate_table_threads)
+    activate_usual_table_rows(activate_usual_parameters const p) {
+  __shared__ float numbers[gate_table_entries];
+  staying_rows rows(gate_up_source<Kind, dtype::bf16>{p}, p.to);
+  gate_table<Kind> const table(numbers, p.spec);
+  rows.quantize(table_source<Kind>{{p}, table});
+}
+
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(usual_row_threads, 2)
     activate_usual_rows(activate_usual_parameters const p) {
@@ -93,6 +109,12 @@ handle activate_usual_table_kernel(activation kind) {
   constexpr char const* name = "activate_usual_table";
   if (kind == activation::gelu) return {name, activate_usual_table<activation::gelu>};
   return {name, activate_usual_table<activation::gelu_glu>};
+}
+
+handle activate_usual_table_rows_kernel(activation kind) {
+  constexpr char const* name = "activate_usual_table_rows";
+  if (kind == activation::gelu) return {name, activate_usual_table_rows<activation::gelu>};
+  return {name, activate_usual_table_rows<activation::gelu_glu>};
 }
 
 handle activate_usual_rows_kernel(activation kind, dtype type) {

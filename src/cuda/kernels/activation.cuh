@@ -119,14 +119,13 @@ __device__ inline bool bound_pairs(activation_spec const& spec, raw8<Type> (&gat
                                    raw8<Type> (&ups)[Count]) {
   if constexpr (Kind == activation::gptoss_glu || Kind == activation::clamped_silu_glu) {
     std::uint32_t const limits = encode_half_pair<Type>(spec.limit, spec.limit);
-    std::uint32_t const lower = limits | 0x80008000U;
     if (__uint_as_float(larger_half<Type>(limits)) != spec.limit) return false;
 #pragma unroll
     for (int i = 0; i < 4 * Count; ++i) {
       std::uint32_t& gate = gates[i / 4].word[i % 4];
       std::uint32_t& up = ups[i / 4].word[i % 4];
       gate = at_most_halves<Type>(gate, limits);
-      up = at_least_halves<Type>(at_most_halves<Type>(up, limits), lower);
+      up = within_halves<Type>(up, limits);
     }
     return true;
   }

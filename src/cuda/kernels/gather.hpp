@@ -13,7 +13,7 @@ struct gather_parameters {
   bool weighted;
 };
 
-inline constexpr int gather_threads = 256;
+inline constexpr int gather_threads = 128;
 
 /// One block per row at a time, element by element; any strides and types.
 [[nodiscard]] kernel<gather_parameters> gather_reference_kernel();

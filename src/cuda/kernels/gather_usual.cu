@@ -4,26 +4,31 @@
 namespace moe64::cuda {
 namespace {
 
-/// A token's codes are made once for all of its rows.
-template <dtype X, bool InGroups>
-__global__ void __launch_bounds__(usual_row_threads) gather_usual(gather_usual_parameters const p) {
-  constexpr int held = 2, at_once = 8;
-  constexpr std::uint32_t lanes = group_items<quantize_usual_width>;
-  // The scales of a token, so that those of a row are written in one piece.
-  __shared__ float scales[2][held * usual_row_threads / lanes];
+/// visit(row) for the rows of a token, several of which are asked for at once.
+template <class Visit>
+__device__ void for_each_row(gather_usual_parameters const& p, index_t token, Visit const& visit) {
+  constexpr int at_once = 8;
+  std::int64_t const* const rows = p.slot_to_row + token * p.top_k;
+  for (index_t k = 0; k < p.top_k; k += at_once) {
+    std::int64_t row[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) row[i] = k + i < p.top_k ? rows[k + i] : -1;
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      if (row[i] >= 0) visit(static_cast<std::uint32_t>(row[i]));  // narrow-ok: usual_target_of
+    }
+  }
+}
+
+/// A scale per row: a token per block at a time, whose codes are made once for all of its rows.
+template <dtype X>
+__global__ void __launch_bounds__(usual_row_threads)
+    gather_usual_rows(gather_usual_parameters const p) {
+  constexpr int held = 2;
   usual_target const& to = p.to;
-  std::uint32_t const count = InGroups ? (to.cols + usual_group - 1) / usual_group : 1;
   read_ahead(p.x.data, p.ahead_bytes, index_t{to.cols} * 2);
   block_maximum maximum;
-  int turn = 0;
-  for (index_t token = blockIdx.x; token < p.tokens; token += gridDim.x, turn ^= 1) {
-    std::int64_t const* const rows = p.slot_to_row + token * p.top_k;
-    std::int64_t row[at_once];
-    auto const load_rows = [&](index_t k) {
-#pragma unroll
-      for (int i = 0; i < at_once; ++i) row[i] = k + i < p.top_k ? rows[k + i] : -1;
-    };
-    load_rows(0);
+  for (index_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
     auto const item = [&](int n) { return threadIdx.x + n * blockDim.x; };
     sixteens<X, 1> x[held] = {};
 #pragma unroll
@@ -31,48 +36,67 @@ __global__ void __launch_bounds__(usual_row_threads) gather_usual(gather_usual_p
       auto const from = static_cast<std::uint32_t>(token);  // narrow-ok: launch_usual
       if (16 * item(n) < to.cols) x[n] = load_item<X, 1>(p.x, from, item(n));
     }
-    std::uint32_t of_row = 0;
-    if (!InGroups) of_row = maximum.of(max(largest_of(x[0]), largest_of(x[1])));
+    block_factor const by = usual_factor<X>(maximum.of(max(largest_of(x[0]), largest_of(x[1]))));
     item_codes<1> codes[held];
 #pragma unroll
-    for (int n = 0; n < held; ++n) {
-      std::uint32_t const largest = InGroups ? largest_of_group<1>(largest_of(x[n])) : of_row;
-      block_factor const by = usual_factor<X>(largest);
-      codes[n] = codes_of(x[n], by);
-      if (InGroups ? threadIdx.x % lanes == 0 : threadIdx.x + n == 0) {
-        scales[turn][item(n) / lanes] = __uint_as_float(by.scale);
+    for (int n = 0; n < held; ++n) codes[n] = codes_of(x[n], by);
+    for_each_row(p, token, [&](std::uint32_t row) {
+#pragma unroll
+      for (int n = 0; n < held; ++n) {
+        if (16 * item(n) < to.cols) store_codes(to, row, item(n), codes[n]);
       }
+      if (threadIdx.x != 0) return;
+      to.scales[std::uint64_t{row} * to.scale_step] = __uint_as_float(by.scale);
+    });
+  }
+}
+
+/// Groups: a sixteen per thread. The less a block writes for one token, the better.
+template <dtype X>
+__global__ void __launch_bounds__(gather_groups_threads)
+    gather_usual_groups(gather_usual_parameters const p) {
+  constexpr int width = quantize_usual_width;
+  constexpr std::uint32_t lanes = group_items<width>, groups = gather_groups_threads / lanes;
+  // Scales are written by neighbouring threads, those of a row in one piece.
+  __shared__ float scales[2][groups];
+  usual_target const& to = p.to;
+  read_ahead(p.x.data, p.ahead_bytes, index_t{gather_groups_threads} * 32);
+  auto const tokens = static_cast<std::uint32_t>(p.tokens);  // narrow-ok: launch_usual
+  std::uint32_t const items = tokens * items_of_row(to);
+  int turn = 0;
+  for (std::uint32_t first = blockIdx.x * gather_groups_threads; first < items;
+       first += gridDim.x * gather_groups_threads, turn ^= 1) {
+    item_place const at = place_of(to, first + threadIdx.x, items, width);
+    auto const x = load_item<X, width>(p.x, at.exists ? at.row : 0, at.exists ? at.place : 0);
+    std::uint32_t const largest = at.exists ? largest_of(x) : 0;
+    block_factor const by = usual_factor<X>(largest_of_group<width>(largest));
+    item_codes<width> const codes = codes_of(x, by);
+    if (threadIdx.x % lanes == 0) scales[turn][threadIdx.x / lanes] = __uint_as_float(by.scale);
+    if (at.exists) {
+      for_each_row(p, at.row, [&](std::uint32_t row) { store_codes(to, row, at.place, codes); });
     }
     __syncthreads();
-    for (index_t k = 0; k < p.top_k;) {
-#pragma unroll
-      for (int i = 0; i < at_once; ++i) {
-        if (row[i] < 0) continue;
-        auto const at = static_cast<std::uint32_t>(row[i]);  // narrow-ok: usual_target_of
-#pragma unroll
-        for (int n = 0; n < held; ++n) {
-          if (16 * item(n) < to.cols) store_codes(to, at, item(n), codes[n]);
-        }
-        for (std::uint32_t s = threadIdx.x; s < count; s += blockDim.x) {
-          to.scales[std::uint64_t{at} * to.scale_step + std::uint64_t{s} * to.group_step] =
-              scales[turn][s];
-        }
-      }
-      k += at_once;
-      if (k < p.top_k) load_rows(k);
+    std::uint32_t const group = threadIdx.x % groups;
+    item_place const scaled = place_of(to, first + group * lanes, items, width);
+    for (index_t k = threadIdx.x / groups; scaled.exists && k < p.top_k; k += lanes) {
+      std::int64_t const row = p.slot_to_row[index_t{scaled.row} * p.top_k + k];
+      if (row < 0) continue;
+      to.scales[static_cast<std::uint64_t>(row) * to.scale_step +
+                std::uint64_t{scaled.place / lanes} * to.group_step] = scales[turn][group];
     }
   }
 }
 
 }  // namespace
 
-kernel<gather_usual_parameters> gather_usual_kernel(dtype x, bool in_groups) {
-  auto const pick = [&](auto* groups, auto* rows) -> kernel<gather_usual_parameters> {
-    return {"gather_usual", in_groups ? groups : rows};
-  };
-  if (x == dtype::bf16)
-    return pick(gather_usual<dtype::bf16, true>, gather_usual<dtype::bf16, false>);
-  return pick(gather_usual<dtype::f16, true>, gather_usual<dtype::f16, false>);
+kernel<gather_usual_parameters> gather_usual_rows_kernel(dtype x) {
+  return {"gather_usual_rows",
+          x == dtype::bf16 ? gather_usual_rows<dtype::bf16> : gather_usual_rows<dtype::f16>};
+}
+
+kernel<gather_usual_parameters> gather_usual_groups_kernel(dtype x) {
+  return {"gather_usual_groups",
+          x == dtype::bf16 ? gather_usual_groups<dtype::bf16> : gather_usual_groups<dtype::f16>};
 }
 
 }  // namespace moe64::cuda

@@ -37,27 +37,25 @@ struct output_terms {
   float factor[Outs], addend[Outs];
 };
 
-/// A tile of 128 * Blocks outputs and up to Rows rows, which are the right operand and so any
-/// multiple of 8; each group has Blocks times 64 outputs. Two blocks of threads that are a pair
-/// have the same outputs and neighbouring rows, and each copies half of the weights for both.
-template <class Numbers, int Blocks, int Rows, int Stages, bool Pair>
+/// A tile of 128 outputs and up to Rows rows, which are the right operand and so any multiple of 8;
+/// each group has 64 outputs.
+template <class Numbers, int Rows, int Stages>
 struct wgmma_tile {
   using numbers = Numbers;
-  static constexpr int blocks = Blocks, rows = Rows, stages = Stages;
-  static constexpr int cluster = Pair ? 2 : 1;
-  static constexpr int outs = 128 * Blocks;
+  static constexpr int rows = Rows, stages = Stages;
+  static constexpr int outs = 128;
   static constexpr int threads = 384;
   static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + Rows * 128;
   /// Products of scales: a thread of a group uses every fourth pair of rows, which lie together.
   static constexpr int factor_stride = (Rows / 4 + 3) / 4 * 4 + 4;
-  static constexpr int factors = Numbers::scaled ? Blocks * 4 * factor_stride : 4;
-  /// Where the factor of row r and block b of 128 outputs is.
-  [[nodiscard]] static __device__ int factor_place(int b, int r) {
-    return (b * 4 + r % 8 / 2) * factor_stride + r / 8 * 2 + r % 2;
+  static constexpr int factors = Numbers::scaled ? 4 * factor_stride : 4;
+  /// Where the factor of row r is.
+  [[nodiscard]] static __device__ int factor_place(int r) {
+    return r % 8 / 2 * factor_stride + r / 8 * 2 + r % 2;
   }
   /// Rows of y that a group writes at a time.
-  static constexpr int rows_out = 32 / Blocks;
-  static constexpr int out_bytes = rows_out * 128 * Blocks;
+  static constexpr int rows_out = 32;
+  static constexpr int out_bytes = rows_out * 128;
 };
 
 template <class Tile>
@@ -65,7 +63,7 @@ struct wgmma_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(16) float factor[Tile::stages][Tile::factors];
   alignas(16) std::uint8_t out[2][2][Tile::out_bytes];
-  output_terms<64 * Tile::blocks> terms[2];
+  output_terms<64> terms[2];
   gemm_tile tile[tile_slots];
   ring_barriers<Tile::stages> stages;
   ring_barriers<tile_slots> tiles;
@@ -78,12 +76,19 @@ class tile_reader {
   __device__ tile_reader(gemm_tile const* tiles, ring_barriers<tile_slots>& ring)
       : tiles_(tiles), ring_(ring) {}
   __device__ bool next(gemm_tile& tile) {
+    tile = await();
+    done();
+    return tile.expert >= 0;
+  }
+  /// The next tile, in shared memory until done(): for those who have no registers to keep it in.
+  __device__ gemm_tile const& await() {
     ring_.await_filled(at_);
-    tile = tiles_[at_.slot];
+    return tiles_[at_.slot];
+  }
+  __device__ void done() {
     __syncwarp();
     if (lane_number() == 0) arrive(ring_.used[at_.slot]);
     at_.next();
-    return tile.expert >= 0;
   }
 
  private:
@@ -92,31 +97,35 @@ class tile_reader {
   ring_place<tile_slots> at_;
 };
 
-/// What is this block's of a tile of its pair.
-template <class Tile>
-__device__ gemm_tile tile_of(tile_place const& place, index_t tiles_each, int rank) {
-  gemm_tile tile;
-  int const rows = within(place.rows, Tile::cluster * Tile::rows);
-  int const half = Tile::cluster == 1 ? rows : ((rows + 1) / 2 + 7) / 8 * 8;
-  tile.expert = static_cast<int>(place.expert);                // narrow-ok: host looked
-  tile.row = static_cast<int>(place.row_begin) + rank * half;  // narrow-ok: host looked
-  tile.rows = rank == 0 ? (rows < half ? rows : half) : (rows > half ? rows - half : 0);
-  tile.part = place.out_tile >= tiles_each ? 1 : 0;
-  index_t const out = (place.out_tile - tile.part * tiles_each) * Tile::outs;
-  tile.out = static_cast<int>(out);  // narrow-ok: host looked
-  return tile;
-}
+/// A tile for a block of threads that has `outs` outputs of it and is number `rank` of the
+/// `cluster` that have neighbouring ones.
+struct tile_split {
+  index_t tiles_each;  ///< tiles of outputs of a part
+  int outs, most_rows, cluster, rank;
 
-/// By one warp. Both blocks of a pair find the same tiles.
-template <class Tile>
-__device__ void publish_tiles(expert_tiles const& tiles, index_t tiles_each,
-                              wgmma_memory<Tile>& memory) {
-  int const rank = Tile::cluster == 1 ? 0 : rank_in_cluster();
+  [[nodiscard]] __device__ gemm_tile operator()(tile_place const& place) const {
+    gemm_tile tile;
+    tile.expert = static_cast<int>(place.expert);  // narrow-ok: host looked
+    tile.row = static_cast<int>(place.row_begin);  // narrow-ok: host looked
+    tile.rows = within(place.rows, most_rows);
+    tile.part = place.out_tile >= tiles_each ? 1 : 0;
+    index_t const first = place.out_tile - tile.part * tiles_each;
+    tile.out = static_cast<int>((first * cluster + rank) * outs);  // narrow-ok: host looked
+    return tile;
+  }
+};
+
+/// By one warp, which is ahead of the others: to find a tile takes several answers of memory. All
+/// blocks of a cluster find the same tiles.
+template <class Memory>
+__device__ void publish_tiles(expert_tiles const& tiles, tile_split const& split, Memory& memory) {
   ring_place<tile_slots> at;
-  for (index_t number = blockIdx.x / Tile::cluster;; number += gridDim.x / Tile::cluster) {
+  int const clusters = static_cast<int>(gridDim.x) / split.cluster;     // narrow-ok: as launched
+  for (index_t number = static_cast<int>(blockIdx.x) / split.cluster;;  // narrow-ok: as launched
+       number += clusters) {
     bool const more = number < tiles.count();
     gemm_tile tile = {-1, 0, 0, 0, 0};
-    if (more) tile = tile_of<Tile>(tiles.at(number), tiles_each, rank);
+    if (more) tile = split(tiles.at(number));
     memory.tiles.await_free(at);
     if (lane_number() == 0) {
       memory.tile[at.slot] = tile;
@@ -133,7 +142,7 @@ template <class Tile>
 class stage_loader {
  public:
   __device__ stage_loader(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory)
-      : p_(p), memory_(memory), rank_(Tile::cluster == 1 ? 0 : rank_in_cluster()) {
+      : p_(p), memory_(memory) {
     using cute::TMA::CacheHintSm90;
     weights_hint_ = static_cast<std::uint64_t>(p.once ? CacheHintSm90::EVICT_FIRST
                                                       : CacheHintSm90::EVICT_NORMAL);
@@ -155,23 +164,10 @@ class stage_loader {
   }
 
  private:
-  /// Boxes of 64 outputs; of a pair's each block copies every other one, to both.
   __device__ void load_weights(gemm_tile const& tile, int k, std::uint8_t* to,
                                shared_barrier& filled) const {
-    tensor_map const* const map = &p_.weights[tile.part];
-#pragma unroll
-    for (int i = 0; i < 2 * Tile::blocks; i += Tile::cluster) {
-      int const box = i + rank_;
-      std::uint8_t* const there = to + box * 64 * 128;
-      if constexpr (Tile::cluster == 1) {
-        cute::SM90_TMA_LOAD_3D::copy(map, &filled, weights_hint_, there, k, tile.out + box * 64,
-                                     tile.expert);
-      } else {
-        constexpr std::uint16_t both = 3;
-        cute::SM90_TMA_LOAD_MULTICAST_3D::copy(map, &filled, both, weights_hint_, there, k,
-                                               tile.out + box * 64, tile.expert);
-      }
-    }
+    cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_, to, k, tile.out,
+                                 tile.expert);
   }
   /// Boxes of 128 rows down to 8: any number of eights. Rows behind the tile are of no use, and
   /// never reach y.
@@ -189,7 +185,6 @@ class stage_loader {
 
   grouped_gemm_wgmma_parameters const& p_;
   wgmma_memory<Tile>& memory_;
-  int rank_;
   std::uint64_t weights_hint_;
   ring_place<Tile::stages> at_;
 };

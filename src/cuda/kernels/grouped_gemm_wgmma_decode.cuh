@@ -52,35 +52,6 @@ struct decode_memory {
   expert_tiles::memory tile_sums;
 };
 
-/// By one warp. Both blocks of a pair find the same rows.
-template <class Tile>
-__device__ void publish_tiles(expert_tiles const& tiles, index_t tiles_each,
-                              decode_memory<Tile>& memory) {
-  int const rank = Tile::cluster == 1 ? 0 : rank_in_cluster();
-  ring_place<tile_slots> at;
-  for (index_t number = blockIdx.x / Tile::cluster;; number += gridDim.x / Tile::cluster) {
-    bool const more = number < tiles.count();
-    gemm_tile tile = {-1, 0, 0, 0, 0};
-    if (more) {
-      tile_place const place = tiles.at(number);
-      tile.expert = static_cast<int>(place.expert);  // narrow-ok: host looked
-      tile.row = static_cast<int>(place.row_begin);  // narrow-ok: host looked
-      tile.rows = within(place.rows, Tile::rows);
-      tile.part = place.out_tile >= tiles_each ? 1 : 0;
-      index_t const pair = place.out_tile - tile.part * tiles_each;
-      tile.out = static_cast<int>((pair * Tile::cluster + rank) * Tile::outs);  // narrow-ok: host
-    }
-    memory.tiles.await_free(at);
-    if (lane_number() == 0) {
-      memory.tile[at.slot] = tile;
-      arrive(memory.tiles.filled[at.slot]);
-    }
-    __syncwarp();
-    at.next();
-    if (!more) return;
-  }
-}
-
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>
 class decode_loader {

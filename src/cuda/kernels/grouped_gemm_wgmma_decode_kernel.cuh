@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<decode_feeding_registers>();
     if (warp_number() == 0) {
-      publish_tiles(tiles, tiles_each, memory);
+      int const rank = Tile::cluster == 1 ? 0 : rank_in_cluster();
+      publish_tiles(tiles, {tiles_each, Tile::outs, Tile::rows, Tile::cluster, rank}, memory);
     } else {
       feed(p, memory, stages);
     }

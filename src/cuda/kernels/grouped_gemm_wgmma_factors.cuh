@@ -37,14 +37,11 @@ class factor_maker {
   __device__ void make(gemm_tile const& tile, int k_blocks) {
     load(tile, 0, k_blocks);
     for (int k = 0; k < k_blocks; k += ahead) {
-      float product[Tile::blocks][each][ahead];
+      float product[each][ahead];
 #pragma unroll
-      for (int b = 0; b < Tile::blocks; ++b) {
+      for (int j = 0; j < each; ++j) {
 #pragma unroll
-        for (int j = 0; j < each; ++j) {
-#pragma unroll
-          for (int i = 0; i < ahead; ++i) product[b][j][i] = of_rows_[j][i] * of_weights_[b][i];
-        }
+        for (int i = 0; i < ahead; ++i) product[j][i] = of_rows_[j][i] * of_weights_[i];
       }
       if (k + ahead < k_blocks) load(tile, k + ahead, k_blocks);
 #pragma unroll
@@ -55,11 +52,7 @@ class factor_maker {
 #pragma unroll
         for (int j = 0; j < each; ++j) {
           int const r = j * threads + number_;
-          if (r >= tile.eights() * 8) continue;
-#pragma unroll
-          for (int b = 0; b < Tile::blocks; ++b) {
-            to[Tile::factor_place(b, r)] = product[b][j][i];
-          }
+          if (r < tile.eights() * 8) to[Tile::factor_place(r)] = product[j][i];
         }
         __syncwarp();
         if (lane_number() == 0) arrive(memory_.stages.filled[at_.slot]);
@@ -74,17 +67,10 @@ class factor_maker {
 
   __device__ void load(gemm_tile const& tile, int k, int k_blocks) {
     wgmma_scales const& scales = p_.weight_scales[tile.part];
+    int const n = scales.data == nullptr ? 0 : tile.out / 128 / scales.n_blocks;
+    scale_row const outs(scales, tile.expert, n);
 #pragma unroll
-    for (int b = 0; b < Tile::blocks; ++b) {
-      int const out = tile.out + b * 128;
-      bool const live = out < p_.n_part;
-      int const n = scales.data == nullptr ? 0 : out / 128 / scales.n_blocks;
-      scale_row const row(scales, tile.expert, live ? n : 0);
-#pragma unroll
-      for (int i = 0; i < ahead; ++i) {
-        of_weights_[b][i] = live && k + i < k_blocks ? row.at(k + i) : 0.0F;
-      }
-    }
+    for (int i = 0; i < ahead; ++i) of_weights_[i] = k + i < k_blocks ? outs.at(k + i) : 0.0F;
 #pragma unroll
     for (int j = 0; j < each; ++j) {
       int const r = j * threads + number_;
@@ -101,7 +87,7 @@ class factor_maker {
   wgmma_memory<Tile>& memory_;
   int number_;
   ring_place<Tile::stages> at_;
-  float of_rows_[each][ahead], of_weights_[Tile::blocks][ahead];
+  float of_rows_[each][ahead], of_weights_[ahead];
 };
 
 }  // namespace moe64::cuda

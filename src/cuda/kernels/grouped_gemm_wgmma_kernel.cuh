@@ -47,29 +47,31 @@ __device__ void feed(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>&
 template <class Tile>
 __device__ void make_barriers(wgmma_memory<Tile>& memory) {
   constexpr int multiplying_warps = 8, factor_warps = Tile::numbers::scaled ? 2 : 0;
-  memory.stages.make(1 + factor_warps, multiplying_warps * Tile::cluster);
+  memory.stages.make(1 + factor_warps, multiplying_warps);
   memory.tiles.make(1, multiplying_warps + factor_warps + 1);
   cutlass::arch::fence_barrier_init();
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::cluster, 1, 1)
+__global__ void __launch_bounds__(Tile::threads, 1)
     grouped_gemm_wgmma(__grid_constant__ grouped_gemm_wgmma_parameters const p) {
   extern __shared__ std::uint8_t shared[];
   auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
   auto& memory = *reinterpret_cast<wgmma_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
   if (threadIdx.x == 0) make_barriers(memory);
-  constexpr index_t rows = Tile::cluster * Tile::rows, granule = Tile::cluster * 8;
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs});
-  tile_cut const cut = {p.expert_begin, p.y.extent[0], rows, p.parts * tiles_each, granule};
+  tile_cut const cut = {.expert_begin = p.expert_begin,
+                        .capacity = p.y.extent[0],
+                        .row_tile = Tile::rows,
+                        .out_tiles = p.parts * tiles_each,
+                        .granule = 8};
   expert_tiles const tiles(cut, memory.tile_sums);
-  if constexpr (Tile::cluster > 1) cute::cluster_sync();
   constexpr index_t stage_k = Tile::numbers::stage_k;
   int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
     if (warp_number() == 0) {
-      publish_tiles(tiles, tiles_each, memory);
+      publish_tiles(tiles, {tiles_each, Tile::outs, Tile::rows, 1, 0}, memory);
     } else {
       feed(p, memory, k_blocks);
     }
@@ -80,23 +82,21 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
     ring_place<Tile::stages> at;
     gemm_tile tile;
     while (reader.next(tile)) {
-      load_output_terms(p, tile, group * Tile::blocks * 64, memory.terms[group]);
+      load_output_terms(p, tile, group * 64, memory.terms[group]);
       multiply_tile(p, memory, tile, k_blocks, at);
     }
   }
-  // A block's memory must outlive what its pair writes there.
-  if constexpr (Tile::cluster > 1) cute::cluster_sync();
 }
 
 /// Shared memory: beside the memory itself what aligning it takes.
 template <class Tile>
-constexpr wgmma_shape wgmma_shape_of = {Tile::rows, Tile::outs, Tile::cluster, Tile::threads,
+constexpr wgmma_shape wgmma_shape_of = {Tile::rows, Tile::outs, 1, Tile::threads,
                                         sizeof(wgmma_memory<Tile>) + 1024};
 
 template <class Numbers>
-using wgmma_few = wgmma_tile<Numbers, 1, 32, 10, false>;
+using wgmma_few = wgmma_tile<Numbers, 32, 10>;
 template <class Numbers>
-using wgmma_some = wgmma_tile<Numbers, 1, 64, 8, false>;
+using wgmma_some = wgmma_tile<Numbers, 64, 8>;
 
 /// Instantiated in a file for each kind of numbers.
 template <class Numbers>

@@ -41,11 +41,18 @@ __device__ void load_output_terms(grouped_gemm_wgmma_parameters const& p, gemm_t
 }
 
 /// Two numbers of y.
+template <bool Bf16>
+__device__ __forceinline__ std::uint32_t packed(float a, float b) {
+  if constexpr (Bf16) {
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<std::uint32_t const*>(&pair);
+  } else {
+    __half2 const pair = __floats2half2_rn(a, b);
+    return *reinterpret_cast<std::uint32_t const*>(&pair);
+  }
+}
 __device__ inline std::uint32_t packed(float a, float b, bool bf16) {
-  __nv_bfloat162 const narrow = __floats2bfloat162_rn(a, b);
-  __half2 const half = __floats2half2_rn(a, b);
-  return bf16 ? *reinterpret_cast<std::uint32_t const*>(&narrow)
-              : *reinterpret_cast<std::uint32_t const*>(&half);
+  return bf16 ? packed<true>(a, b) : packed<false>(a, b);
 }
 
 /// Outputs [out, out + 8) of a row, those that its part has.
@@ -61,9 +68,8 @@ __device__ inline void write_eight(grouped_gemm_wgmma_parameters const& p, std::
   }
 }
 
-/// The sums of one thread of a group of four warps. The tensor cores give it, of each block of 64
-/// outputs, outputs 16 * warp + lane / 4 and that + 8, and of each 8 rows the two from
-/// lane % 4 * 2 on.
+/// The sums of one thread of a group of four warps. The tensor cores give it, of the 64 outputs,
+/// outputs 16 * warp + lane / 4 and that + 8, and of each 8 rows the two from lane % 4 * 2 on.
 template <class Tile, int Rows>
 class group_sums {
  public:
@@ -71,10 +77,7 @@ class group_sums {
                         int group)
       : p_(p), memory_(memory), group_(group), lane_(lane_number()) {
 #pragma unroll
-    for (auto& block : sums_) {
-#pragma unroll
-      for (float& sum : block) sum = 0.0F;
-    }
+    for (float& sum : sums_) sum = 0.0F;
   }
 
   /// Adds the products over one stage.
@@ -95,8 +98,7 @@ class group_sums {
   __device__ __forceinline__ void end() {
     if constexpr (!numbers::scaled) {
       cute::warpgroup_wait<0>();
-#pragma unroll
-      for (auto& block : sums_) fence_registers(block);
+      fence_registers(sums_);
       release(last_);
     }
   }
@@ -115,12 +117,12 @@ class group_sums {
   }
 
  private:
-  static constexpr int row_bytes = 128 * Tile::blocks;  ///< of y, in a buffer
+  static constexpr int row_bytes = 128;  ///< of y, in a buffer
 
   using numbers = typename Tile::numbers;
 
-  [[nodiscard]] __device__ operand_place weights(int slot, int b) const {
-    return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + block_of(b) * 64 * 128));
+  [[nodiscard]] __device__ operand_place weights(int slot) const {
+    return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + group_ * 64 * 128));
   }
   [[nodiscard]] __device__ operand_place rows(int slot) const {
     return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes));
@@ -128,47 +130,28 @@ class group_sums {
 
   /// While one group scales and adds, the tensor cores multiply for the other.
   __device__ __forceinline__ void add_scaled(int slot) {
-    operand_place const right = rows(slot);
-    float const* const scales =
-        memory_.factor[slot] +
-        ((Tile::blocks == 2 ? group_ : 0) * 4 + lane_ % 4) * Tile::factor_stride;
-#pragma unroll
-    for (int b = 0; b < Tile::blocks; ++b) {
-      float products[Rows / 2];
-      fence_registers(products);
-      cute::warpgroup_arrive();
-      multiply_stage<numbers, Rows>(weights(slot, b), right, products, true);
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<0>();
-      fence_registers(products);
-      promote(products, scales, sums_[b]);
-    }
+    float const* const scales = memory_.factor[slot] + lane_ % 4 * Tile::factor_stride;
+    float products[Rows / 2];
+    fence_registers(products);
+    cute::warpgroup_arrive();
+    multiply_stage<numbers, Rows>(weights(slot), rows(slot), products, true);
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<0>();
+    fence_registers(products);
+    promote(products, scales, sums_);
   }
   __device__ __forceinline__ void add_numbers(int slot) {
-    operand_place const right = rows(slot);
-#pragma unroll
-    for (auto& block : sums_) fence_registers(block);
+    fence_registers(sums_);
     cute::warpgroup_arrive();
-#pragma unroll
-    for (int b = 0; b < Tile::blocks; ++b) {
-      multiply_stage<numbers, Rows>(weights(slot, b), right, sums_[b], false);
-    }
+    multiply_stage<numbers, Rows>(weights(slot), rows(slot), sums_, false);
     cute::warpgroup_commit_batch();
-#pragma unroll
-    for (auto& block : sums_) fence_registers(block);
+    fence_registers(sums_);
   }
   /// By the whole warp: it will not look at the stage again.
   __device__ void release(int slot) {
     __syncwarp();
-    if constexpr (Tile::cluster == 1) {
-      if (lane_ == 0) arrive(memory_.stages.used[slot]);
-    } else {
-      arrive_at(memory_.stages.used[slot], lane_, lane_ < Tile::cluster);
-    }
+    if (lane_ == 0) arrive(memory_.stages.used[slot]);
   }
-
-  /// Block b of this group among those of the tile.
-  [[nodiscard]] __device__ int block_of(int b) const { return group_ * Tile::blocks + b; }
 
   static __device__ __forceinline__ void promote(float const (&products)[Rows / 2],
                                                  float const* scales, float (&sums)[Rows / 2]) {
@@ -191,18 +174,15 @@ class group_sums {
   __device__ void finish(gemm_tile const& tile) {
     if (!has_output_terms(p_, tile)) return;
     await_group(group_);
-    output_terms<64 * Tile::blocks> const& terms = memory_.terms[group_];
+    output_terms<64> const& terms = memory_.terms[group_];
 #pragma unroll
-    for (int b = 0; b < Tile::blocks; ++b) {
+    for (int half = 0; half < 2; ++half) {
+      int const out = warp_number() % 4 * 16 + half * 8 + lane_ / 4;
+      float const factor = terms.factor[out], addend = terms.addend[out];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const out = b * 64 + warp_number() % 4 * 16 + half * 8 + lane_ / 4;
-        float const factor = terms.factor[out], addend = terms.addend[out];
-#pragma unroll
-        for (int i = half * 2; i < Rows / 2; i += 4) {
-          sums_[b][i] = sums_[b][i] * factor + addend;
-          sums_[b][i + 1] = sums_[b][i + 1] * factor + addend;
-        }
+      for (int i = half * 2; i < Rows / 2; i += 4) {
+        sums_[i] = sums_[i] * factor + addend;
+        sums_[i + 1] = sums_[i + 1] * factor + addend;
       }
     }
   }
@@ -215,32 +195,29 @@ class group_sums {
   /// Rows [first, first + rows_out) as rows of y.
   __device__ void transpose(int first, std::uint8_t* buffer, bool bf16) const {
 #pragma unroll
-    for (int b = 0; b < Tile::blocks; ++b) {
-#pragma unroll
-      for (int r = first; r < first + Tile::rows_out && r < Rows; r += 16) {
-        float const* const s = sums_[b] + r / 2;
-        // Four 8 x 8 matrices: rows r and r + 8 by outputs 0 and 8 of the warp's 16.
-        int const row = r - first + lane_ / 16 * 8 + lane_ % 8;
-        int const eight = b * 8 + warp_number() % 4 * 2 + lane_ / 8 % 2;
-        auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + place(row, eight));
-        if (r + 8 < Rows) {
-          cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
-                                        packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
-        } else {
-          cute::SM90_U16x4_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16), to);
-        }
+    for (int r = first; r < first + Tile::rows_out && r < Rows; r += 16) {
+      float const* const s = sums_ + r / 2;
+      // Four 8 x 8 matrices: rows r and r + 8 by outputs 0 and 8 of the warp's 16.
+      int const row = r - first + lane_ / 16 * 8 + lane_ % 8;
+      int const eight = warp_number() % 4 * 2 + lane_ / 8 % 2;
+      auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + place(row, eight));
+      if (r + 8 < Rows) {
+        cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
+                                      packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
+      } else {
+        cute::SM90_U16x4_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16), to);
       }
     }
   }
 
   __device__ void write(gemm_tile const& tile, int first, std::uint8_t const* buffer) const {
-    constexpr int eights = 8 * Tile::blocks;
+    constexpr int eights = 8;
     int const thread = thread_number() % 128;
     auto* const y = static_cast<std::uint16_t*>(p_.y.data);
 #pragma unroll
     for (int i = 0; i < Tile::rows_out * eights / 128; ++i) {
       int const row = (i * 128 + thread) / eights, eight = (i * 128 + thread) % eights;
-      int const out = tile.out + block_of(0) * 64 + eight * 8;
+      int const out = tile.out + group_ * 64 + eight * 8;
       if (first + row >= tile.rows || out >= p_.n_part) continue;
       index_t const at =
           (tile.row + index_t{first + row}) * p_.y.stride[0] + tile.part * p_.n_part + out;
@@ -252,7 +229,7 @@ class group_sums {
   wgmma_memory<Tile>& memory_;
   int group_, lane_;
   int last_ = -1;  ///< stage whose products may not be done
-  float sums_[Tile::blocks][Rows / 2];
+  float sums_[Rows / 2];
 };
 
 }  // namespace moe64::cuda

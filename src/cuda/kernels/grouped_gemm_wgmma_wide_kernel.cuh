@@ -8,37 +8,48 @@ namespace moe64::cuda {
 template <class Tile, int Whole, bool Half, bool Rest>
 __device__ __forceinline__ void multiply_wide(grouped_gemm_wgmma_parameters const& p,
                                               wide_memory<Tile>& memory, gemm_tile const& tile,
-                                              int k_blocks, ring_place<Tile::stages>& at) {
+                                              int k_blocks, wide_place<Tile>& place) {
   wide_sums<Tile, Whole, Half, Rest> sums(p, memory, warp_number() / 4 - 1);
 #pragma unroll 1
-  for (int k = 0; k < k_blocks; ++k, at.next()) sums.add(at);
+  for (int k = 0; k < k_blocks; ++k) {
+    sums.add(place, k);
+    place.next(memory, k, k_blocks);
+  }
   sums.end();
-  sums.store(tile);
+  asm volatile("" ::: "memory");  // the tile is read again rather than kept
+  sums.finish(tile);
+  if (p.y.type == dtype::bf16) {
+    sums.template store<true>(tile);
+  } else {
+    sums.template store<false>(tile);
+  }
 }
 /// A tile by the code for its number of blocks.
 template <class Tile, bool Rest>
 __device__ __forceinline__ void multiply_wide(grouped_gemm_wgmma_parameters const& p,
                                               wide_memory<Tile>& memory, gemm_tile const& tile,
-                                              int k_blocks, ring_place<Tile::stages>& at) {
+                                              int k_blocks, wide_place<Tile>& place) {
   int const blocks = row_split(tile.rows).blocks;
-  if (blocks == 4) return multiply_wide<Tile, 2, false, Rest>(p, memory, tile, k_blocks, at);
-  if (blocks == 3) return multiply_wide<Tile, 1, true, Rest>(p, memory, tile, k_blocks, at);
-  if (blocks == 2) return multiply_wide<Tile, 1, false, Rest>(p, memory, tile, k_blocks, at);
-  if (blocks == 1) return multiply_wide<Tile, 0, true, Rest>(p, memory, tile, k_blocks, at);
-  if constexpr (Rest) multiply_wide<Tile, 0, false, true>(p, memory, tile, k_blocks, at);
+  if (blocks == 4) return multiply_wide<Tile, 2, false, Rest>(p, memory, tile, k_blocks, place);
+  if (blocks == 3) return multiply_wide<Tile, 1, true, Rest>(p, memory, tile, k_blocks, place);
+  if (blocks == 2) return multiply_wide<Tile, 1, false, Rest>(p, memory, tile, k_blocks, place);
+  if (blocks == 1) return multiply_wide<Tile, 0, true, Rest>(p, memory, tile, k_blocks, place);
+  if constexpr (Rest) multiply_wide<Tile, 0, false, true>(p, memory, tile, k_blocks, place);
 }
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::cluster, 1, 1)
     grouped_gemm_wgmma_wide(__grid_constant__ grouped_gemm_wgmma_parameters const p) {
-  // Shared memory begins at a multiple of 1024, as nothing is static: what aligning takes is not there.
+  // Shared memory begins at a multiple of 1024, as nothing is static: what aligning takes is not
+  // there.
   extern __shared__ std::uint8_t shared[];
   auto& memory = *reinterpret_cast<wide_memory<Tile>*>(shared);
   if (threadIdx.x == 0) {
     if (cute::cast_smem_ptr_to_uint(shared) % 1024 != 0) __trap();
-    constexpr int multiplying = 8, factors = Tile::numbers::scaled ? 3 : 0;
-    memory.stages.make(1 + factors, multiplying * Tile::cluster);
-    memory.tiles.make(1, multiplying + factors);
+    constexpr int multiplying = 8, scaling = Tile::numbers::scaled ? 2 : 0;
+    memory.stages.make(1, multiplying * Tile::cluster);
+    memory.scales.make(Tile::scale_threads, multiplying);
+    memory.tiles.make(1, multiplying + scaling + 1);
     cutlass::arch::fence_barrier_init();
   }
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::cluster * Tile::outs});
@@ -51,27 +62,34 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   cute::cluster_sync();
   constexpr index_t stage_k = Tile::numbers::stage_k;
   int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
-  gemm_tile tile;
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
     if (warp_number() == 0) {
-      wide_loader<Tile>(p, tiles, tiles_each, memory).run(k_blocks);
-    } else if constexpr (Tile::numbers::scaled) {
+      publish_tiles(tiles,
+                    {tiles_each, Tile::outs, Tile::most_rows, Tile::cluster, rank_in_cluster()},
+                    memory);
+    } else if (warp_number() == 1) {
       tile_reader reader(memory.tile, memory.tiles);
-      wide_factors<Tile> factors(p, memory, k_blocks);
-      while (reader.next(tile)) factors.make(tile);
+      wide_loader<Tile> loader(p, memory);
+      gemm_tile tile;
+      while (reader.next(tile)) {
+        if (lane_number() == 0) loader.load(tile, k_blocks);
+        __syncwarp();
+      }
+    } else if constexpr (Tile::numbers::scaled) {
+      wide_scales<Tile>(p, memory, k_blocks).run();
     }
   } else {
     cutlass::arch::warpgroup_reg_alloc<multiplying_registers>();
-    int const group = warp_number() / 4 - 1;
     tile_reader reader(memory.tile, memory.tiles);
-    ring_place<Tile::stages> at;
-    while (reader.next(tile)) {
-      load_output_terms(p, tile, 0, memory.terms[group]);
+    wide_place<Tile> place;
+    for (;; reader.done()) {
+      gemm_tile const& tile = reader.await();
+      if (tile.expert < 0) break;
       if (row_split(tile.rows).rest) {
-        multiply_wide<Tile, true>(p, memory, tile, k_blocks, at);
+        multiply_wide<Tile, true>(p, memory, tile, k_blocks, place);
       } else {
-        multiply_wide<Tile, false>(p, memory, tile, k_blocks, at);
+        multiply_wide<Tile, false>(p, memory, tile, k_blocks, place);
       }
     }
   }
@@ -80,9 +98,9 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
 }
 
 template <class Numbers>
-constexpr wgmma_shape wide_shape_of = {
-    wide_tile<Numbers>::rows, wide_tile<Numbers>::cluster* wide_tile<Numbers>::outs,
-    wide_tile<Numbers>::cluster, wide_tile<Numbers>::threads,
-    sizeof(wide_memory<wide_tile<Numbers>>)};
+constexpr wgmma_shape wide_shape_of = {wide_tile<Numbers>::rows,
+                                       wide_tile<Numbers>::cluster* wide_tile<Numbers>::outs,
+                                       wide_tile<Numbers>::cluster, wide_tile<Numbers>::threads,
+                                       sizeof(wide_memory<wide_tile<Numbers>>)};
 
 }  // namespace moe64::cuda

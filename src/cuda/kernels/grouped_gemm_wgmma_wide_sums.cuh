@@ -4,6 +4,36 @@
 
 namespace moe64::cuda {
 
+/// Which thread this is, found anew at every use: the sums leave no register for what could be
+/// kept, and a register kept in memory waits behind all that the copy engine brings.
+struct this_thread {
+  [[nodiscard]] static __device__ __forceinline__ int number() {
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
+  }
+  [[nodiscard]] static __device__ __forceinline__ int lane() { return number() % 32; }
+  [[nodiscard]] static __device__ __forceinline__ int warp() { return number() / 32 % 4; }
+};
+
+/// Where a group is in the rings.
+template <class Tile>
+struct wide_place {
+  ring_place<Tile::stages> stage;
+  ring_place<Tile::chunks> scales;
+
+  /// By whole warps, after block k of k_blocks.
+  __device__ __forceinline__ void next(wide_memory<Tile>& memory, int k, int k_blocks) {
+    stage.next();
+    if constexpr (Tile::numbers::scaled) {
+      if (k % Tile::chunk != Tile::chunk - 1 && k + 1 < k_blocks) return;
+      __syncwarp();
+      if (this_thread::lane() == 0) arrive(memory.scales.used[scales.slot]);
+      scales.next();
+    }
+  }
+};
+
 /// The sums of one thread of a group of four warps: of `Whole` blocks of 64 rows by all outputs of
 /// the tile; of a block that both groups share (`Half`) by 64 outputs of each; and of the rest of
 /// the rows (`Rest`), which are the right operand, by 64 outputs of each.
@@ -14,19 +44,22 @@ template <class Tile, int Whole, bool Half, bool Rest>
 class wide_sums {
  public:
   __device__ wide_sums(grouped_gemm_wgmma_parameters const& p, wide_memory<Tile>& memory, int group)
-      : p_(p), memory_(memory), group_(group), lane_(lane_number()), warp_(warp_number() % 4) {
+      : p_(p), memory_(memory), group_(group) {
 #pragma unroll
     for (auto& block : whole_) zero(block);
     zero(half_);
     zero(rest_);
   }
 
-  /// Adds the products over one stage.
-  __device__ __forceinline__ void add(ring_place<Tile::stages> const& at) {
-    memory_.stages.await_filled(at);
+  /// Adds the products over one stage, block k along k.
+  __device__ __forceinline__ void add(wide_place<Tile> const& place, int k) {
+    ring_place<Tile::stages> const& at = place.stage;
     if constexpr (numbers::scaled) {
-      add_scaled(at.slot);
+      if (k % Tile::chunk == 0) memory_.scales.await_filled(place.scales);
+      memory_.stages.await_filled(at);
+      add_scaled(at.slot, {place.scales.slot, k % Tile::chunk});
     } else {
+      memory_.stages.await_filled(at);
       add_numbers(at.slot);
       // All but the products that have just begun are done.
       cute::warpgroup_wait<1>();
@@ -43,19 +76,42 @@ class wide_sums {
     }
   }
 
-  /// Times the scales of outputs, plus bias, rounded once.
+  /// Times the scales of outputs, plus bias, rounded once to bf16 or f16.
+  template <bool Bf16>
   __device__ void store(gemm_tile const& tile) {
-    if (has_output_terms(p_, tile)) await_group(group_);
 #pragma unroll
     for (int i = 0; i < Whole; ++i) {
-      store_rows<Tile::outs>(tile, (group_ * Whole + i) * Tile::block, 0, whole_[i]);
+      store_rows<Bf16, Tile::outs>(tile, (group_ * Whole + i) * Tile::block, 0, whole_[i]);
     }
-    if constexpr (Half) store_rows<64>(tile, 2 * Whole * Tile::block, group_ * 64, half_);
-    if constexpr (Rest) store_rest(tile);
+    if constexpr (Half) {
+      store_rows<Bf16, 64>(tile, 2 * Whole * Tile::block, group_ * 64, half_);
+    }
+    if constexpr (Rest) store_rest<Bf16>(tile);
+  }
+  __device__ void finish(gemm_tile const& tile) {
+    if (!has_output_terms(p_, tile)) return;
+    // Both groups use them: those of the last tile until here.
+    cutlass::arch::NamedBarrier::arrive_and_wait(256, 2U);
+    if (group_ == 0) load_output_terms(p_, tile, 0, memory_.terms);
+    cutlass::arch::NamedBarrier::arrive_and_wait(256, 2U);
+    int const column = this_thread::lane() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < Whole; ++i) finish_rows<Tile::outs>(column, whole_[i]);
+    if constexpr (Half) finish_rows<64>(group_ * 64 + column, half_);
+    if constexpr (Rest) {
+      int const out = group_ * 64 + this_thread::warp() * 16 + this_thread::lane() / 4;
+#pragma unroll
+      for (int i = 0; i < Tile::rest / 2; ++i) rest_[i] = finished(rest_[i], out + i % 4 / 2 * 8);
+    }
   }
 
  private:
   using numbers = typename Tile::numbers;
+  using row_scales = float[Tile::chunk];
+  /// A block along k in a chunk of scales.
+  struct chunk_place {
+    int slot, k;
+  };
   static constexpr int blocks = 2 * Whole + (Half ? 1 : 0);
 
   template <int Count>
@@ -78,27 +134,31 @@ class wide_sums {
         cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes + row * 128));
   }
   /// By the whole warp: it will not look at the stage again.
-  __device__ void release(int slot) {
+  __device__ __forceinline__ void release(int slot) {
     __syncwarp();
-    arrive_at(memory_.stages.used[slot], lane_, lane_ < Tile::cluster);
+    int const lane = this_thread::lane();
+    arrive_at(memory_.stages.used[slot], lane, lane < Tile::cluster);
   }
 
   /// While one group scales and adds, the tensor cores multiply for the other.
-  __device__ __forceinline__ void add_scaled(int slot) {
+  __device__ __forceinline__ void add_scaled(int slot, chunk_place const& scales) {
 #pragma unroll
     for (int i = 0; i < Whole; ++i) {
-      add_rows<Tile::outs>(slot, (group_ * Whole + i) * Tile::block, 0,
+      add_rows<Tile::outs>(slot, scales, (group_ * Whole + i) * Tile::block, 0,
                            i + 1 == Whole && !Half && !Rest, whole_[i]);
     }
-    if constexpr (Half) add_rows<64>(slot, 2 * Whole * Tile::block, group_ * 64, !Rest, half_);
-    if constexpr (Rest) add_rest(slot);
+    if constexpr (Half)
+      add_rows<64>(slot, scales, 2 * Whole * Tile::block, group_ * 64, !Rest, half_);
+    if constexpr (Rest) add_rest(slot, scales);
   }
   template <int Outs>
-  __device__ __forceinline__ void add_rows(int slot, int row, int out, bool last,
-                                           float (&sums)[Outs / 2]) {
+  __device__ __forceinline__ void add_rows(int slot, chunk_place const& scales, int row, int out,
+                                           bool last, float (&sums)[Outs / 2]) {
     float products[Outs / 2];
-    float const* const factors = memory_.factor[slot] + row + warp_ * 16 + lane_ / 4;
-    float const upper = factors[0], lower = factors[8];
+    row_scales const* const of_rows =
+        memory_.row_scale[scales.slot] + row + this_thread::warp() * 16 + this_thread::lane() / 4;
+    float const of_outs = memory_.out_scale[scales.slot][scales.k];
+    float const upper = of_rows[0][scales.k] * of_outs, lower = of_rows[8][scales.k] * of_outs;
     multiply<Outs>(rows(slot, row), weights(slot, out), products);
     if (last) release(slot);
 #pragma unroll
@@ -106,12 +166,14 @@ class wide_sums {
       sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? upper : lower, sums[i]);
     }
   }
-  __device__ __forceinline__ void add_rest(int slot) {
+  __device__ __forceinline__ void add_rest(int slot, chunk_place const& scales) {
     float products[Tile::rest / 2], factors[Tile::rest / 4];
+    row_scales const* const of_rows =
+        memory_.row_scale[scales.slot] + blocks * Tile::block + this_thread::lane() % 4 * 2;
+    float const of_outs = memory_.out_scale[scales.slot][scales.k];
 #pragma unroll
-    for (int j = 0; j < Tile::rest / 8; ++j) {
-      auto const* const from = memory_.factor[slot] + blocks * Tile::block + j * 8 + lane_ % 4 * 2;
-      *reinterpret_cast<float2*>(factors + 2 * j) = *reinterpret_cast<float2 const*>(from);
+    for (int j = 0; j < Tile::rest / 4; ++j) {
+      factors[j] = of_rows[j / 2 * 8 + j % 2][scales.k] * of_outs;
     }
     multiply<Tile::rest>(weights(slot, group_ * 64), rows(slot, blocks * Tile::block), products);
     release(slot);
@@ -152,81 +214,72 @@ class wide_sums {
     fence_all();
   }
 
+  [[nodiscard]] __device__ float finished(float sum, int out) const {
+    return sum * memory_.terms.factor[out] + memory_.terms.addend[out];
+  }
+  template <int Outs>
+  __device__ __forceinline__ void finish_rows(int first, float (&sums)[Outs / 2]) const {
+#pragma unroll
+    for (int i = 0; i < Outs / 2; ++i) sums[i] = finished(sums[i], first + i / 4 * 8 + i % 2);
+  }
+
   [[nodiscard]] __device__ std::uint16_t* y_at(gemm_tile const& tile, int row, int out) const {
     return static_cast<std::uint16_t*>(p_.y.data) + (tile.row + index_t{row}) * p_.y.stride[0] +
            tile.part * p_.n_part + out;
   }
 
   /// 64 rows from `row` of the tile on, outputs from `out` of it on.
-  template <int Outs>
+  template <bool Bf16, int Outs>
   __device__ void store_rows(gemm_tile const& tile, int row, int out, float (&sums)[Outs / 2]) {
-    if (has_output_terms(p_, tile)) {
-#pragma unroll
-      for (int i = 0; i < Outs / 2; ++i) {
-        sums[i] = finished(sums[i], out + i / 4 * 8 + lane_ % 4 * 2 + i % 2);
-      }
-    }
-    bool const bf16 = p_.y.type == dtype::bf16;
-    std::uint8_t* const buffer = memory_.out[group_ * 4 + warp_];
-    row += warp_ * 16;
+    int const lane = this_thread::lane(), warp = this_thread::warp();
+    std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
+    // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8.
+    auto& to =
+        *reinterpret_cast<cute::uint128_t*>(buffer + lane % 16 * Tile::out_stride + lane / 16 * 16);
+    // Then a thread has 8 outputs of one row.
+    std::uint8_t const* const from = buffer + lane / 2 * Tile::out_stride + lane % 2 * 16;
+    row += warp * 16 + lane / 2;
+    out += tile.out + lane % 2 * 8;
+    std::uint16_t* y = y_at(tile, row, out);
 #pragma unroll
     for (int first = 0; first < Outs; first += Tile::out_cols) {
-      // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8.
-      std::uint8_t* const to = buffer + lane_ % 16 * Tile::out_stride + lane_ / 16 * 16;
-#pragma unroll
-      for (int j = 0; j < Tile::out_cols; j += 16) {
-        float const* const s = sums + (first + j) / 2;
-        cute::SM90_U32x4_STSM_N::copy(
-            packed(s[0], s[1], bf16), packed(s[2], s[3], bf16), packed(s[4], s[5], bf16),
-            packed(s[6], s[7], bf16), *reinterpret_cast<cute::uint128_t*>(to + j * 2));
-      }
+      float const* const s = sums + first / 2;
+      cute::SM90_U32x4_STSM_N::copy(packed<Bf16>(s[0], s[1]), packed<Bf16>(s[2], s[3]),
+                                    packed<Bf16>(s[4], s[5]), packed<Bf16>(s[6], s[7]), to);
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        int const r = (i * 32 + lane_) / 4, eight = lane_ % 4;
-        int const at = tile.out + out + first + eight * 8;
-        if (row + r >= tile.rows || at >= p_.n_part) continue;
-        write_eight(p_, buffer + r * Tile::out_stride + eight * 16, y_at(tile, row + r, at), at);
-      }
+      if (out < p_.n_part && row < tile.rows) write_eight(p_, from, y, out);
+      out += Tile::out_cols;
+      y += Tile::out_cols;
       __syncwarp();
     }
   }
+  template <bool Bf16>
   __device__ void store_rest(gemm_tile const& tile) {
-    if (has_output_terms(p_, tile)) {
-#pragma unroll
-      for (int i = 0; i < Tile::rest / 2; ++i) {
-        rest_[i] = finished(rest_[i], group_ * 64 + warp_ * 16 + i % 4 / 2 * 8 + lane_ / 4);
-      }
-    }
-    bool const bf16 = p_.y.type == dtype::bf16;
-    std::uint8_t* const buffer = memory_.out[group_ * 4 + warp_];
-    int const row = blocks * Tile::block;
+    int const lane = this_thread::lane(), warp = this_thread::warp();
+    std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
+    // Four 8 x 8 matrices, transposed: rows 0 and 8 by outputs 0 and 8 of the warp's 16.
+    std::uint8_t* const to =
+        buffer + (lane / 16 * 8 + lane % 8) * Tile::out_stride + lane / 8 % 2 * 16;
+    int const out = tile.out + group_ * 64 + warp * 16 + lane % 2 * 8;
 #pragma unroll
     for (int first = 0; first < Tile::rest; first += 16) {
-      // Four 8 x 8 matrices, transposed: rows 0 and 8 by outputs 0 and 8 of the warp's 16.
       float const* const s = rest_ + first / 2;
-      std::uint8_t* const to =
-          buffer + (lane_ / 16 * 8 + lane_ % 8) * Tile::out_stride + lane_ / 8 % 2 * 16;
-      cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
-                                    packed(s[4], s[5], bf16), packed(s[6], s[7], bf16),
+      cute::SM90_U16x8_STSM_T::copy(packed<Bf16>(s[0], s[1]), packed<Bf16>(s[2], s[3]),
+                                    packed<Bf16>(s[4], s[5]), packed<Bf16>(s[6], s[7]),
                                     *reinterpret_cast<cute::uint128_t*>(to));
       __syncwarp();
-      int const r = first + lane_ / 2, eight = lane_ % 2;
-      int const at = tile.out + group_ * 64 + warp_ * 16 + eight * 8;
-      if (row + r < tile.rows && at < p_.n_part) {
-        write_eight(p_, buffer + lane_ / 2 * Tile::out_stride + eight * 16,
-                    y_at(tile, row + r, at), at);
+      int const row = blocks * Tile::block + first + lane / 2;
+      if (row < tile.rows && out < p_.n_part) {
+        write_eight(p_, buffer + lane / 2 * Tile::out_stride + lane % 2 * 16, y_at(tile, row, out),
+                    out);
       }
       __syncwarp();
     }
-  }
-  [[nodiscard]] __device__ float finished(float sum, int out) const {
-    return sum * memory_.terms[group_].factor[out] + memory_.terms[group_].addend[out];
   }
 
   grouped_gemm_wgmma_parameters const& p_;
   wide_memory<Tile>& memory_;
-  int group_, lane_, warp_;
+  int group_;
   int last_ = -1;  ///< stage whose products may not be done
   float whole_[Whole == 0 ? 1 : Whole][Tile::outs / 2];
   float half_[32];

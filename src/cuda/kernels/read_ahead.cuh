@@ -13,6 +13,14 @@ inline constexpr std::uint32_t burst_bytes = 4U << 20;
 inline constexpr std::uint32_t burst_fetchers = 256;     ///< blocks of a group that fetch
 inline constexpr std::uint32_t fetch_bytes = 16U << 10;  ///< of one request
 
+/// Has `bytes` bytes, a multiple of 16 and not 0, brought into the cache.
+__device__ inline void fetch_ahead([[maybe_unused]] void const* data,
+                                   [[maybe_unused]] std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(data), "r"(bytes) : "memory");
+#endif
+}
+
 /// By all threads of every block of a grid whose blocks read `block_bytes` each of these bytes, one
 /// after the other; all are multiples of 16.
 __device__ inline void read_ahead([[maybe_unused]] void const* data, [[maybe_unused]] index_t bytes,

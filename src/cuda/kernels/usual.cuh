@@ -18,12 +18,17 @@ struct sixteens {
   raw16<Type> of[Width];
 };
 
-/// Item of a row of 2-byte numbers.
+/// Where an item of a row of 2-byte numbers lies.
+template <int Width>
+__device__ inline std::uint8_t const* item_at(usual_rows const& rows, std::uint32_t row,
+                                              std::uint32_t item) {
+  return rows.data + std::uint64_t{row} * rows.step + std::uint64_t{32 * Width} * item;
+}
+
 template <dtype Type, int Width>
 __device__ inline sixteens<Type, Width> load_item(usual_rows const& rows, std::uint32_t row,
                                                   std::uint32_t item) {
-  std::uint8_t const* const from =
-      rows.data + std::uint64_t{row} * rows.step + std::uint64_t{32 * Width} * item;
+  std::uint8_t const* const from = item_at<Width>(rows, row, item);
   sixteens<Type, Width> result;
 #pragma unroll
   for (int i = 0; i < Width; ++i) result.of[i] = load16<Type>(from + 32 * i);
@@ -82,46 +87,61 @@ __device__ inline std::uint32_t items_of_row(usual_target const& to) {
   return static_cast<std::uint32_t>(to.row_items.by);  // narrow-ok: usual_target_of
 }
 
+/// Where an item lies, of `items` that there are.
+struct item_place {
+  std::uint32_t row, place;
+  bool exists;
+};
+__device__ inline item_place place_of(usual_target const& to, std::uint32_t item,
+                                      std::uint32_t items, std::uint32_t width) {
+  std::uint32_t const row = divided_short(item, to.row_items);
+  std::uint32_t const place = item - row * items_of_row(to);
+  return {row, place, item < items && 16 * width * place < to.cols};
+}
+
+/// The codes of an item and, by the first lane of its group, the scale. All lanes of a warp
+/// together.
+template <dtype Type, int Width>
+__device__ inline void quantize_usual_group(usual_target const& to, item_place const& at,
+                                            sixteens<Type, Width> const& x) {
+  std::uint32_t const largest = at.exists ? largest_of(x) : 0;
+  block_factor const by = usual_factor<Type>(largest_of_group<Width>(largest));
+  item_codes<Width> const codes = codes_of(x, by);
+  if (!at.exists) return;
+  store_codes(to, at.row, at.place, codes);
+  if (threadIdx.x % group_items<Width> != 0) return;
+  to.scales[std::uint64_t{at.row} * to.scale_step + std::uint64_t{at.place / group_items<Width>} *
+                                                        to.group_step] = __uint_as_float(by.scale);
+}
+
 /// A source has a type, a width, fetch(row, item), and numbers(fetched) for all lanes of a warp
 /// together. A block has `Threads` threads, which hold `Held` items each at a time.
 template <int Threads, int Held, class Source>
 __device__ void quantize_usual_groups(Source const& source, usual_target const& to) {
-  constexpr int width = Source::width;
   constexpr std::uint32_t tile = Threads * Held;
-  std::uint32_t const across = items_of_row(to), items = count_rows(to) * across;
+  std::uint32_t const items = count_rows(to) * items_of_row(to);
   for (std::uint32_t first = blockIdx.x * tile; first < items; first += gridDim.x * tile) {
     typename Source::fetched inputs[Held];
-    std::uint32_t row[Held], place[Held];
-    bool exists[Held];
+    item_place at[Held];
 #pragma unroll
     for (int n = 0; n < Held; ++n) {
-      std::uint32_t const item = first + n * Threads + threadIdx.x;
-      row[n] = divided_short(item, to.row_items);
-      place[n] = item - row[n] * across;
-      exists[n] = item < items && 16 * width * place[n] < to.cols;
+      at[n] = place_of(to, first + n * Threads + threadIdx.x, items, Source::width);
       // Something is always there, and cheaper to read than zeros to make.
-      inputs[n] = source.fetch(exists[n] ? row[n] : 0, exists[n] ? place[n] : 0);
+      inputs[n] = source.fetch(at[n].exists ? at[n].row : 0, at[n].exists ? at[n].place : 0);
     }
 #pragma unroll
     for (int n = 0; n < Held; ++n) {
-      auto x = source.numbers(inputs[n]);
-      std::uint32_t const largest = exists[n] ? largest_of(x) : 0;
-      block_factor const by = usual_factor<Source::type>(largest_of_group<width>(largest));
-      item_codes<width> const codes = codes_of(x, by);
-      if (!exists[n]) continue;
-      store_codes(to, row[n], place[n], codes);
-      if (threadIdx.x % group_items<width> != 0) continue;
-      to.scales[std::uint64_t{row[n]} * to.scale_step +
-                std::uint64_t{place[n] / group_items<width>} * to.group_step] =
-          __uint_as_float(by.scale);
+      quantize_usual_group<Source::type, Source::width>(to, at[n], source.numbers(inputs[n]));
     }
   }
 }
 
-/// The largest of all threads of a block that have the same `which`, below 32: ascending numbers.
+/// The largest of all threads of a block that have the same `which`, below `teams` <= 32: ascending
+/// numbers.
 class team_maximum {
  public:
-  __device__ std::uint32_t of(std::uint32_t mine, std::uint32_t which) {
+  __device__ std::uint32_t of(std::uint32_t mine, std::uint32_t which, std::uint32_t teams) {
+    if (teams == 1) return of_block_.of(mine);
     __shared__ std::uint32_t of_team[3][32];
     // What is used next is cleared while nobody looks at it.
     std::uint32_t* const now = of_team[turn_];
@@ -140,6 +160,7 @@ class team_maximum {
  private:
   int turn_ = 0;
   bool first_ = true;
+  block_maximum of_block_;
 };
 
 /// A scale per row, one item per thread.
@@ -157,7 +178,7 @@ __device__ void quantize_usual_rows(Source const& source, usual_target const& to
     std::uint32_t const row = exists ? first + down : 0;
     auto const x = source.numbers(source.fetch(row, exists ? place : 0));
     block_factor const by =
-        usual_factor<Source::type>(maximum.of(exists ? largest_of(x) : 0, down));
+        usual_factor<Source::type>(maximum.of(exists ? largest_of(x) : 0, down, rows_each));
     if (!exists) continue;
     if (place == 0) to.scales[std::uint64_t{row} * to.scale_step] = __uint_as_float(by.scale);
     store_codes(to, row, place, codes_of(x, by));

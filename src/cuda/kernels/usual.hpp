@@ -61,6 +61,7 @@ inline constexpr int usual_threads = 64;
 inline constexpr int quantize_usual_held = 2;
 /// At most so many threads hold a row with one scale, or a token.
 inline constexpr int usual_row_threads = 512;
+inline constexpr int gather_groups_threads = 64;
 
 /// Groups.
 [[nodiscard]] kernel<quantize_usual_parameters> quantize_usual_kernel(dtype x);
@@ -70,7 +71,11 @@ inline constexpr int usual_row_threads = 512;
 /// A scale per row: as many rows per block at a time as its threads have items for.
 [[nodiscard]] kernel<activate_usual_parameters> activate_usual_rows_kernel(activation kind,
                                                                            dtype type);
-/// Groups or a scale per row; a token per block at a time, two sixteens per thread.
-[[nodiscard]] kernel<gather_usual_parameters> gather_usual_kernel(dtype x, bool in_groups);
+/// The same by a table: whole rows of warps, a block per multiprocessor.
+[[nodiscard]] kernel<activate_usual_parameters> activate_usual_table_rows_kernel(activation kind);
+/// A scale per row: a token per block at a time, two sixteens per thread.
+[[nodiscard]] kernel<gather_usual_parameters> gather_usual_rows_kernel(dtype x);
+/// Groups: a sixteen per thread of blocks of gather_groups_threads, over all tokens.
+[[nodiscard]] kernel<gather_usual_parameters> gather_usual_groups_kernel(dtype x);
 
 }  // namespace moe64::cuda

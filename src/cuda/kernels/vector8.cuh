@@ -158,6 +158,24 @@ __device__ inline std::uint32_t at_least_halves(std::uint32_t a, std::uint32_t b
   return result;
 }
 
+/// Each half of a word, bf16 or f16, between those of another, which are above zero, and their
+/// negatives; NaN where it is.
+template <dtype Type>
+__device__ inline std::uint32_t within_halves(std::uint32_t a, std::uint32_t limits) {
+#if __CUDA_ARCH__ >= 860
+  // The smaller magnitude under the sign of both.
+  std::uint32_t result;
+  if constexpr (Type == dtype::bf16) {
+    asm("min.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(limits));
+  } else {
+    asm("min.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(limits));
+  }
+  return result;
+#else
+  return at_least_halves<Type>(at_most_halves<Type>(a, limits), limits | 0x80008000U);
+#endif
+}
+
 /// The larger magnitude of each half of two words, bf16 or f16, under any sign; NaN is larger than
 /// all others.
 template <dtype Type>

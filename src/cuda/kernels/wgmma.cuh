@@ -69,31 +69,22 @@ MOE64_PRODUCTS(40)
 MOE64_PRODUCTS(48)
 MOE64_PRODUCTS(56)
 MOE64_PRODUCTS(64)
-MOE64_PRODUCTS(72)
-MOE64_PRODUCTS(80)
-MOE64_PRODUCTS(88)
-MOE64_PRODUCTS(96)
-MOE64_PRODUCTS(104)
-MOE64_PRODUCTS(112)
-MOE64_PRODUCTS(120)
 MOE64_PRODUCTS(128)
-MOE64_PRODUCTS(136)
 #undef MOE64_PRODUCTS
 
 template <class Numbers, int Rows, std::size_t... I>
-__device__ __forceinline__ void multiply_step(std::uint64_t left, std::uint64_t right,
-                                              float (&sums)[Rows / 2], bool fresh,
-                                              std::index_sequence<I...>) {
+__device__ __forceinline__ void multiply_step(std::uint64_t left, std::uint64_t right, float* sums,
+                                              bool fresh, std::index_sequence<I...>) {
   using cute::SM90::GMMA::ScaleOut;
   Numbers::template product<Rows>::fma(left, right, sums[I]...,
                                        fresh ? ScaleOut::Zero : ScaleOut::One);
 }
 
-/// The products over one row of 128 bytes; they begin and end with others in begin_products and
-/// commit_products. `fresh`: sums are set, otherwise added to.
+/// The products over one row of 128 bytes, as a part of what is committed next. `sums`: Rows / 2 of
+/// this thread, in registers. `fresh`: they are set, otherwise added to.
 template <class Numbers, int Rows>
 __device__ __forceinline__ void multiply_stage(operand_place const& left,
-                                               operand_place const& right, float (&sums)[Rows / 2],
+                                               operand_place const& right, float* sums,
                                                bool fresh) {
 #pragma unroll
   for (unsigned k = 0; k < 128; k += 32) {

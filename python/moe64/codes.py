@@ -1,0 +1,180 @@
+"""Models of Transformers whose experts stay the codes of their checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import Any, Iterator
+
+import torch
+import transformers as hf
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.quantizers.base import HfQuantizer
+
+from ._torch import keeping_types
+from .checkpoint import inspect, load_experts
+from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
+from .formats import ExpertWeights, Projection, Quantized
+
+__all__ = ["CodeExperts", "from_pretrained", "keep_codes"]
+
+
+class CodeExperts(nn.Module):
+    """Experts whose weights are the codes of a checkpoint: what from_pretrained and keep_codes put in place of expanded stacks.
+
+    Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, and are
+    frozen; the scales lie beside them as buffers.
+    """
+
+    has_gate: bool
+    is_transposed = False
+    is_concatenated = True
+    down_proj: torch.Tensor
+
+    def __init__(self, weights: ExpertWeights, config: object = None) -> None:
+        super().__init__()
+        self.config, self.activation = config, weights.activation
+        self.num_experts = 0
+        self.has_gate = weights.activation.gated
+        self._formats: dict[str, dict] = {}
+        self.how: dict[str, Any] = {"scheme": weights.scheme, "weight_on": weights.weight_on}
+        self.has_bias = weights.down.bias is not None or weights.gate_up.bias is not None
+        for name, projection in (("gate_up_proj" if self.has_gate else "up_proj", weights.gate_up),
+                                 ("down_proj", weights.down)):
+            self._hold(name, projection)
+        self.num_experts = self.down_proj.shape[0]
+
+    def _hold(self, name: str, projection: Projection) -> None:
+        matrix = projection.weights
+        if isinstance(matrix, Quantized):
+            self._formats[name] = {"layout": matrix.layout, "global_divides": matrix.global_divides,
+                                   "dtype": matrix.dtype, "scale_dtype": matrix.scale_dtype}
+            self.register_buffer(name + "_scales", matrix.scales)
+            self.register_buffer(name + "_global_scale", matrix.global_scale)
+            matrix = matrix.values
+        self.register_parameter(name, nn.Parameter(matrix, requires_grad=False))
+        self.register_parameter(name + "_bias", None if projection.bias is None
+                                else nn.Parameter(projection.bias, requires_grad=False))
+
+    def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
+        """Codes and scales go to other devices, but never to another type."""
+        kept = [getattr(self, name + suffix) for name in self._formats for suffix in ("", "_scales", "_global_scale")]
+        return super()._apply(keeping_types(fn, kept), recurse)
+
+    def matrix(self, name: str) -> "torch.Tensor | Quantized":
+        if name not in self._formats:
+            return getattr(self, name)
+        return Quantized(getattr(self, name), getattr(self, name + "_scales"),
+                         global_scale=getattr(self, name + "_global_scale"), **self._formats[name])
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
+                top_k_weights: torch.Tensor) -> torch.Tensor:
+        return ALL_EXPERTS_FUNCTIONS["moe64"](self, hidden_states, top_k_index, top_k_weights)
+
+
+def _layers_of(model: nn.Module, path: "str | os.PathLike[str]") -> Iterator[tuple[str, Any, int, int]]:
+    """(name, module, layer, experts) of the experts modules that have a quantised layer in the checkpoint: their names
+    hold one number, the layer's."""
+    have = {layer["layer"]: layer for layer in inspect(path)["layers"]
+            if layer["sound"] and not layer["mtp"] and layer["down"]["type"] not in ("f32", "bf16", "f16")}
+    found = 0
+    for name, module in list(model.named_modules()):
+        numbers = [int(word) for word in name.split(".") if word.isdigit()]
+        if name.endswith(".experts") and len(numbers) == 1 and numbers[0] in have:
+            found += 1
+            yield name, module, numbers[0], have[numbers[0]]["experts"]
+    if have and not found:
+        raise InvalidArgumentError(f"[transformers] {path} has quantised experts, but {type(model).__name__} has no module "
+                                   "'...<layer>...experts' for any of them")
+
+
+def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
+    """Replaces the experts of a model that was loaded from `path` by the codes of the checkpoint; answers their names.
+
+    For models that are there already, with their experts expanded to bf16; `from_pretrained` loads without expanding.
+    After it the experts take the memory that they have in the file. Layers are matched by the number in their name.
+
+        >>> model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+        >>> moe64.transformers.keep_codes(model, path)
+    """
+    replaced = []
+    for name, module, layer, experts in _layers_of(model, path):
+        shape = (module.down_proj if hasattr(module, "down_proj") else next(module.parameters())).shape
+        if shape[0] != experts:
+            raise ShapeMismatchError(f"[keep_codes] {name} has {shape[0]} experts, layer {layer} of {path} has {experts}")
+        _put(model, name, path, layer, next(module.parameters()).device, getattr(module, "config", None))
+        replaced.append(name)
+    if not replaced:
+        raise InvalidArgumentError(f"[keep_codes] no experts module of the model has a layer in {path}")
+    return replaced
+
+
+def _put(model: nn.Module, name: str, path: "str | os.PathLike[str]", layer: int, device: torch.device,
+         config: object) -> None:
+    if device.type == "meta":
+        raise UnsupportedError(f"[transformers] {name} is offloaded: codes of experts must lie on a device")
+    model.set_submodule(name, CodeExperts(load_experts(path, layer, fused=True, device=device), config))
+
+
+class _Waiting(nn.Module):
+    """Stands for experts while Transformers loads the rest: as large as they will be, and without parameters, so that
+    nothing in the checkpoint belongs to it. Buffers that are not saved show the device that was chosen for it."""
+
+    def __init__(self, path: str, layer: int, experts: int, config: object) -> None:
+        super().__init__()
+        self.path, self.layer, self.config = path, layer, config
+        sample = CodeExperts(load_experts(path, layer, experts=1, fused=True))  # one expert is enough to know all shapes
+        for i, tensor in enumerate((*sample.parameters(), *sample.buffers())):
+            self.register_buffer(f"room_{i}", torch.empty((experts, *tensor.shape[1:]), dtype=tensor.dtype, device="meta"),
+                                 persistent=False)
+
+
+_loading = threading.local()
+_preprocess_model = HfQuantizer.preprocess_model
+
+
+def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """HfQuantizer.preprocess_model; inside of from_pretrained also puts a _Waiting where experts will be codes."""
+    answer = _preprocess_model(self, model, *args, **kwargs)
+    files = kwargs.get("checkpoint_files")
+    if getattr(_loading, "active", False) and files:
+        folder = os.path.dirname(os.path.abspath(files[0]))
+        ignored = []
+        for name, module, layer, experts in _layers_of(model, folder):
+            model.set_submodule(name, _Waiting(folder, layer, experts, getattr(module, "config", None)))
+            ignored.append(rf"layers\.{layer}\..*experts\.")
+        known = model._keys_to_ignore_on_load_unexpected  # a list before 5.17, then a set
+        kind = list if known is None else type(known)
+        model._keys_to_ignore_on_load_unexpected = kind([*(known or ()), *ignored])
+    return answer
+
+
+def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any = hf.AutoModelForCausalLM,
+                    **options: Any) -> Any:
+    """`auto_class.from_pretrained(path, ...)` with experts="moe64", whose quantised experts are never expanded.
+
+    Transformers loads everything but the routed experts; moe64 reads those, layer by layer, onto the devices that the
+    device_map gives them. Experts that are not quantised, or not sound, are loaded by Transformers as always.
+
+        >>> model = moe64.transformers.from_pretrained("GLM-4.7-Flash-FP8-Dynamic", dtype="auto", device_map="cuda")
+
+    On a GPU Transformers keeps the other matrices of fine-grained FP8 models as codes too and fetches kernels for them;
+    `quantization_config=FineGrainedFP8Config(dequantize=True)` expands them instead.
+    """
+    _loading.active = True
+    try:
+        answer = auto_class.from_pretrained(path, *args, **{"experts_implementation": "moe64", **options})
+    finally:
+        _loading.active = False
+    model = answer[0] if isinstance(answer, tuple) else answer
+    for name, module in list(model.named_modules()):
+        if isinstance(module, _Waiting):
+            device = next(module.buffers()).device
+            module._buffers.clear()  # its room is free before the codes come
+            _put(model, name, module.path, module.layer, device, module.config)
+    return answer
+
+
+HfQuantizer.preprocess_model = _preprocess_and_wait  # type: ignore[method-assign]
