@@ -219,7 +219,6 @@ class decode_sums {
   __device__ __forceinline__ void multiply_by_warps(std::uint8_t const* x,
                                                     left_numbers const (&now)[steps]) {
     int const lane = lane_number(), matrix = lane / 8, row = lane % 8;
-    std::uint32_t const base = cute::cast_smem_ptr_to_uint(x) + static_cast<unsigned>(row * 128);
 #pragma unroll
     for (int step = 0; step < steps; step += 2) {
 #pragma unroll
@@ -229,8 +228,8 @@ class decode_sums {
 #pragma unroll
         for (int i = 0; i < (both ? 2 : 1); ++i) {
           int const chunk = both ? (step + i) * 2 + matrix % 2 : step * 2 + matrix;
-          int const at = (first + (both ? matrix / 2 * 8 : 0)) * 128 + (chunk ^ row) * 16;
-          load_matrices(right[i], base + static_cast<unsigned>(at));
+          int const at = first + (both ? matrix / 2 * 8 : 0) + row;
+          load_matrices(right[i], shared_address_of(x + at * 128 + (chunk ^ row) * 16));
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
