@@ -90,7 +90,8 @@ support takes(grouped_gemm_args const& args) {
   if (support const types = takes_types(args); !types) return types;
   if (args.transpose) return support::no("weights are transposed");
   if (args.low_rank.u.present()) return support::no("there is a low-rank term");
-  if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0) {
+  if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0 ||
+      args.weights.experts() == 0) {
     return support::no("there is nothing to multiply");
   }
   if (args.x.cols() % 16 != 0) {

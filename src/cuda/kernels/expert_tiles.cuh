@@ -17,6 +17,8 @@ struct tile_cut {
   /// equally high, in multiples of this, which divides row_tile.
   index_t granule = 0;
   index_t more = 0;  ///< rows that the last tile of an expert may have beyond row_tile
+  /// Row tiles that are taken together, so that tiles in flight share rows and weights evenly.
+  index_t row_group = 16;
 
   [[nodiscard]] __device__ index_t experts() const { return expert_begin.extent[0] - 1; }
   /// A range that is none (the host cannot look) never leads outside of the operands.
@@ -85,8 +87,6 @@ class expert_tiles {
 
  private:
   static constexpr int per_lane = most_chunks / 32;
-  /// Row tiles that are taken together, so that tiles in flight share rows and weights evenly.
-  static constexpr index_t row_group = 16;
 
   [[nodiscard]] static __device__ index_t shuffle_up(index_t value, unsigned by) {
     return static_cast<index_t>(__shfl_up_sync(~0U, static_cast<long long>(value), by));
@@ -130,7 +130,7 @@ class expert_tiles {
 
   [[nodiscard]] __device__ tile_place place_in(index_t expert, index_t number) const {
     index_t const rows = cut_.rows(expert);
-    index_t const row_tiles = cut_.row_tiles(rows);
+    index_t const row_tiles = cut_.row_tiles(rows), row_group = cut_.row_group;
     index_t const group = number / (row_group * cut_.out_tiles);
     index_t const left = row_tiles - group * row_group;
     index_t const here = left < row_group ? left : row_group;

@@ -137,8 +137,7 @@ class scale_loader {
       memory_.scales.await_free(at_);
 #pragma unroll
       for (int i = 0; i < each; ++i) memory_.scale[at_.slot][i * 32 + lane_number()] = scale[i];
-      __syncwarp();
-      if (lane_number() == 0) arrive(memory_.scales.filled[at_.slot]);
+      arrive(memory_.scales.filled[at_.slot]);
       at_.next();
     }
   }

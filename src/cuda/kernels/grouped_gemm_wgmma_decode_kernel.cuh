@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   if (threadIdx.x == 0) {
     constexpr int multiplying_warps = 4 * Tile::groups;
     memory.stages.make(1, multiplying_warps * Tile::cluster);
-    memory.scales.make(1, multiplying_warps);
+    memory.scales.make(32, multiplying_warps);
     memory.tiles.make(1, multiplying_warps + 2);
     cutlass::arch::fence_barrier_init();
   }

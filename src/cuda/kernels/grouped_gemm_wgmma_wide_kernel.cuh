@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
                         .capacity = p.y.extent[0],
                         .row_tile = Tile::rows,
                         .out_tiles = p.parts * tiles_each,
-                        .more = Tile::rest};
+                        .more = Tile::rest,
+                        .row_group = 1};
   expert_tiles const tiles(cut, memory.tile_sums);
   cute::cluster_sync();
   constexpr index_t stage_k = Tile::numbers::stage_k;
