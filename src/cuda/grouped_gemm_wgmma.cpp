@@ -36,12 +36,6 @@ support takes_scales(quantized_view const& x, quantized_view const& weights) {
   return takes_weight_scales(weights);
 }
 
-/// From the rows that an expert has on average; whatever it says, the bits are the same.
-wgmma_size size_of(index_t rows, index_t experts) {
-  index_t const each = ceil_div(rows, std::max<index_t>(experts, 1));
-  return each <= 16 ? wgmma_size::few : each <= 48 ? wgmma_size::some : wgmma_size::many;
-}
-
 grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
   grouped_gemm_wgmma_parameters p = {};
   encoder const encode(where);
@@ -90,24 +84,12 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
 
 support takes(grouped_gemm_args const& args) {
   if (support const types = takes_types(args); !types) return types;
-  if (args.transpose) return support::no("weights are transposed");
-  if (args.low_rank.u.present()) return support::no("there is a low-rank term");
-  if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0 ||
-      args.weights.experts() == 0) {
-    return support::no("there is nothing to multiply");
-  }
-  if (support const x = takes_rows("x", args.x.values()); !x) return x;
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
-    if (support const rows = takes_rows("weights", q.values()); !rows) return rows;
     if (q.is_plain()) continue;
     if (support const scales = takes_scales(args.x, q); !scales) return scales;
-    if (q.global().values.present()) return support::no("weights have a global scale");
   }
-  if (args.y.type == dtype::f32 || args.y.stride[1] != 1) {
-    return support::no(fmt::format("y {} is not of contiguous rows in 16 bits", to_string(args.y)));
-  }
-  return has_hopper(args.y.device);
+  return takes_call(args);
 }
 
 void grouped_gemm(grouped_gemm_args const& args, stream where) {

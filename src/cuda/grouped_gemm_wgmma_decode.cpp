@@ -20,12 +20,6 @@ support takes_types(grouped_gemm_args const& args) {
       fmt::format("x is {} and weights are {}, not bf16 or f16 and e4m3", name(x), name(weights)));
 }
 
-/// From the rows that an expert has on average; whatever it says, the bits are the same.
-wgmma_size size_of(index_t rows, index_t experts) {
-  index_t const each = ceil_div(rows, std::max<index_t>(experts, 1));
-  return each <= 16 ? wgmma_size::few : each <= 48 ? wgmma_size::some : wgmma_size::many;
-}
-
 void describe_x(tensor_view const& x, encoder const& encode, grouped_gemm_decode_parameters& p) {
   int rows = 8;
   for (tensor_map& map : p.x) {
@@ -88,33 +82,21 @@ grouped_gemm_decode_parameters parameters(grouped_gemm_args const& args, decode_
 
 support takes(grouped_gemm_args const& args) {
   if (support const types = takes_types(args); !types) return types;
-  if (args.transpose) return support::no("weights are transposed");
-  if (args.low_rank.u.present()) return support::no("there is a low-rank term");
-  if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0 ||
-      args.weights.experts() == 0) {
-    return support::no("there is nothing to multiply");
-  }
   if (args.x.cols() % 16 != 0) {
     return support::no(fmt::format("{} numbers along k are no multiple of 16", args.x.cols()));
   }
-  if (support const x = wgmma::takes_rows("x", args.x.values()); !x) return x;
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
-    if (support const rows = wgmma::takes_rows("weights", q.values()); !rows) return rows;
     if (q.is_plain()) return support::no("weights have no scales");
     if (support const scales = wgmma::takes_weight_scales(q); !scales) return scales;
-    if (q.global().values.present()) return support::no("weights have a global scale");
   }
-  if (args.y.type == dtype::f32 || args.y.stride[1] != 1) {
-    return support::no(fmt::format("y {} is not of contiguous rows in 16 bits", to_string(args.y)));
-  }
-  return wgmma::has_hopper(args.y.device);
+  return wgmma::takes_call(args);
 }
 
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const experts = args.weights.experts();
-  wgmma_size const size = size_of(args.x.rows(), experts);
+  wgmma_size const size = wgmma::size_of(args.x.rows(), experts);
   decode_shape const shape = grouped_gemm_decode_shape(size);
   wgmma_shape const& tile = shape.tile;
   grouped_gemm_decode_parameters p = parameters(args, shape, where);

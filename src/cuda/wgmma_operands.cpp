@@ -19,8 +19,6 @@ int blocks_in(index_t per, index_t extent) {
   return static_cast<int>(blocks);  // narrow-ok: extents are ints
 }
 
-}  // namespace
-
 support has_hopper(moe64::device where) {
   int major = 0, minor = 0;
   if (the_runtime().capability(where.ordinal, &major, &minor) != 0) {
@@ -31,6 +29,7 @@ support has_hopper(moe64::device where) {
       fmt::format("{} has compute capability {}.{}, not 9.0", to_string(where), major, minor));
 }
 
+/// Contiguous rows that the copy engine can address.
 support takes_rows(char const* argument, tensor_view const& values) {
   index_t const size = bits(values.type) / 8;
   auto const aligned = [&](index_t stride) { return stride >= 0 && stride * size % 16 == 0; };
@@ -44,6 +43,32 @@ support takes_rows(char const* argument, tensor_view const& values) {
     return support::no(fmt::format("{} {} has an extent past 2^31", argument, to_string(values)));
   }
   return support::yes();
+}
+
+}  // namespace
+
+support takes_call(grouped_gemm_args const& args) {
+  if (args.transpose) return support::no("weights are transposed");
+  if (args.low_rank.u.present()) return support::no("there is a low-rank term");
+  if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0 ||
+      args.weights.experts() == 0) {
+    return support::no("there is nothing to multiply");
+  }
+  if (support const x = takes_rows("x", args.x.values()); !x) return x;
+  for (int part = 0; part < args.weights.parts(); ++part) {
+    quantized_view const& q = args.weights.part(part);
+    if (support const rows = takes_rows("weights", q.values()); !rows) return rows;
+    if (q.global().values.present()) return support::no("weights have a global scale");
+  }
+  if (args.y.type == dtype::f32 || args.y.stride[1] != 1) {
+    return support::no(fmt::format("y {} is not of contiguous rows in 16 bits", to_string(args.y)));
+  }
+  return has_hopper(args.y.device);
+}
+
+wgmma_size size_of(index_t rows, index_t experts) {
+  index_t const each = ceil_div(rows, std::max<index_t>(experts, 1));
+  return each <= 16 ? wgmma_size::few : each <= 48 ? wgmma_size::some : wgmma_size::many;
 }
 
 bool whole_blocks(index_t per, index_t extent) { return per % block == 0 || per >= extent; }

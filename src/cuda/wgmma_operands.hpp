@@ -7,9 +7,11 @@
 /// What the implementations of grouped_gemm for sm_90a ask of their operands alike.
 namespace moe64::cuda::wgmma {
 
-[[nodiscard]] support has_hopper(moe64::device where);
-/// Contiguous rows that the copy engine can address.
-[[nodiscard]] support takes_rows(char const* argument, tensor_view const& values);
+/// All but types and scales: weights as they are stored, no low-rank term, something to multiply,
+/// rows that the copy engine can address, a result in 16 bits, and a Hopper.
+[[nodiscard]] support takes_call(grouped_gemm_args const& args);
+/// From the rows that an expert has on average; whatever it says, the bits are the same.
+[[nodiscard]] wgmma_size size_of(index_t rows, index_t experts);
 /// Whether `per` numbers that share a scale are whole blocks of 128 of an extent.
 [[nodiscard]] bool whole_blocks(index_t per, index_t extent);
 [[nodiscard]] bool one_per_row(quantized_view const& q);
