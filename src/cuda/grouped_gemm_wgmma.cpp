@@ -98,7 +98,7 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
   wgmma_shape const shape = grouped_gemm_wgmma_shape(size);
   grouped_gemm_wgmma_parameters p = parameters(args, where);
-  p.once = each <= shape.rows + shape.rows / 8;
+  p.once = each <= shape.most_rows;
   index_t const tiles =
       checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, shape.outs));

@@ -1,3 +1,4 @@
+#include "core/fail.hpp"
 #include "cuda/grouped_gemm_wgmma.hpp"
 #include "cuda/grouped_gemm_wgmma_decode.hpp"
 
@@ -9,7 +10,9 @@ support takes(grouped_gemm_args const&) {
   return support::no("this build has no kernels of sm_90a");
 }
 
-void grouped_gemm(grouped_gemm_args const&, stream) {}
+void grouped_gemm(grouped_gemm_args const& args, stream) {
+  fail(errc::unsupported, "[grouped_gemm] {}", takes(args).reason());
+}
 
 }  // namespace moe64::cuda::wgmma
 
@@ -19,6 +22,8 @@ support takes(grouped_gemm_args const&) {
   return support::no("this build has no kernels of sm_90a");
 }
 
-void grouped_gemm(grouped_gemm_args const&, stream) {}
+void grouped_gemm(grouped_gemm_args const& args, stream) {
+  fail(errc::unsupported, "[grouped_gemm] {}", takes(args).reason());
+}
 
 }  // namespace moe64::cuda::wgmma_decode

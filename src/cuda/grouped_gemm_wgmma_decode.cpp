@@ -100,7 +100,7 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   decode_shape const shape = grouped_gemm_decode_shape(size);
   wgmma_shape const& tile = shape.tile;
   grouped_gemm_decode_parameters p = parameters(args, shape, where);
-  p.once = ceil_div(args.x.rows(), std::max<index_t>(experts, 1)) <= tile.rows;
+  p.once = ceil_div(args.x.rows(), std::max<index_t>(experts, 1)) <= tile.most_rows;
   index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), tile.rows), experts),
                                     p.parts * ceil_div(p.n_part, tile.outs * tile.cluster));
   index_t const clusters = std::min(tiles, on.multiprocessors() / tile.cluster);

@@ -1,8 +1,10 @@
 #include "cuda/wgmma_operands.hpp"
 
+#include "core/fail.hpp"
 #include "cuda/device.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -29,18 +31,24 @@ support has_hopper(moe64::device where) {
       fmt::format("{} has compute capability {}.{}, not 9.0", to_string(where), major, minor));
 }
 
-/// Contiguous rows that the copy engine can address.
+/// Contiguous rows that the copy engine can address. Kernels count rows, outputs and k with ints,
+/// up to one tile past the end.
 support takes_rows(char const* argument, tensor_view const& values) {
   index_t const size = bits(values.type) / 8;
-  auto const aligned = [&](index_t stride) { return stride >= 0 && stride * size % 16 == 0; };
-  constexpr index_t most = std::numeric_limits<int>::max();
+  constexpr index_t most_bytes = index_t{1} << 40;
+  auto const aligned = [&](index_t stride) {
+    return stride >= 0 && stride < most_bytes / size && stride * size % 16 == 0;
+  };
+  constexpr index_t most = std::numeric_limits<int>::max() - 1024;
   bool const data = reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0;
   if (!data || values.stride[2] != 1 || !aligned(values.stride[1]) || !aligned(values.stride[0])) {
-    return support::no(fmt::format("{} {} does not begin contiguous rows at multiples of 16 bytes",
-                                   argument, to_string(values)));
+    return support::no(
+        fmt::format("{} {} does not begin contiguous rows at multiples of 16 bytes below 2^40",
+                    argument, to_string(values)));
   }
   if (std::max({values.extent[0], values.extent[1], values.extent[2]}) > most) {
-    return support::no(fmt::format("{} {} has an extent past 2^31", argument, to_string(values)));
+    return support::no(
+        fmt::format("{} {} has an extent past {}", argument, to_string(values), most));
   }
   return support::yes();
 }
@@ -108,7 +116,16 @@ wgmma_scales scales_of(quantized_view const& q) {
 
 tensor_map encoder::operator()(tensor_box const& box) const {
   tensor_map map;
-  check(the_runtime().encode(box, &map), "grouped_gemm", where_.device);
+  if (status const code = the_runtime().encode(box, &map); code != 0) {
+    fail(errc::device_failure,
+         "[grouped_gemm] {}: the copy engine takes no boxes {} of {} elements of {} bytes in "
+         "strides "
+         "of {} bytes: {}",
+         to_string(where_.device), fmt::join(box.box, box.box + box.rank, " x "),
+         fmt::join(box.extent, box.extent + box.rank, " x "), box.element_bytes,
+         fmt::join(box.stride_bytes, box.stride_bytes + box.rank - 1, ", "),
+         the_runtime().error_name(code));
+  }
   return map;
 }
 

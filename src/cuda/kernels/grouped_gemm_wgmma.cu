@@ -19,7 +19,7 @@ wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size) {
     case wgmma_size::some:
       return wgmma_shape_of<wgmma_some<e4m3_numbers>>;
     default:
-      return wide_shape_of<e4m3_numbers>;
+      return wide_shape_of<wide_tile<e4m3_numbers>>;
   }
 }
 

@@ -37,7 +37,8 @@ struct grouped_gemm_wgmma_parameters {
 /// Rows and outputs of a tile, the threads that compute it, and their shared memory.
 struct wgmma_shape {
   index_t rows, outs;
-  index_t cluster;  ///< blocks that are launched together and have that many tiles
+  index_t most_rows;  ///< of the last tile of an expert
+  index_t cluster;    ///< blocks that are launched together and have that many tiles
   int threads;
   index_t shared_bytes;
 };

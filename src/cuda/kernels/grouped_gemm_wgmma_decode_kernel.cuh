@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
 
 /// Shared memory: beside the memory itself what aligning it takes.
 template <class Tile>
-constexpr decode_shape decode_shape_of = {
-    {Tile::rows, Tile::outs, Tile::cluster, Tile::threads, sizeof(decode_memory<Tile>) + 1024},
-    Tile::stage_k};
+constexpr decode_shape decode_shape_of = {{Tile::rows, Tile::outs, Tile::rows, Tile::cluster,
+                                           Tile::threads, sizeof(decode_memory<Tile>) + 1024},
+                                          Tile::stage_k};
 template <class Tile>
 constexpr bool fits = sizeof(decode_memory<Tile>) + 1024 <= 227 * 1024;
 

@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(Tile::threads, 1)
 
 /// Shared memory: beside the memory itself what aligning it takes.
 template <class Tile>
-constexpr wgmma_shape wgmma_shape_of = {Tile::rows, Tile::outs, 1, Tile::threads,
-                                        sizeof(wgmma_memory<Tile>) + 1024};
+constexpr wgmma_shape wgmma_shape_of = {
+    Tile::rows, Tile::outs, Tile::rows, 1, Tile::threads, sizeof(wgmma_memory<Tile>) + 1024};
 
 template <class Numbers>
 using wgmma_few = wgmma_tile<Numbers, 32, 10>;

@@ -98,10 +98,12 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   cute::cluster_sync();
 }
 
-template <class Numbers>
-constexpr wgmma_shape wide_shape_of = {wide_tile<Numbers>::rows,
-                                       wide_tile<Numbers>::cluster* wide_tile<Numbers>::outs,
-                                       wide_tile<Numbers>::cluster, wide_tile<Numbers>::threads,
-                                       sizeof(wide_memory<wide_tile<Numbers>>)};
+template <class Tile>
+constexpr wgmma_shape wide_shape_of = {.rows = Tile::rows,
+                                       .outs = Tile::cluster* Tile::outs,
+                                       .most_rows = Tile::most_rows,
+                                       .cluster = Tile::cluster,
+                                       .threads = Tile::threads,
+                                       .shared_bytes = sizeof(wide_memory<Tile>)};
 
 }  // namespace moe64::cuda
