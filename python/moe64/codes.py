@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import warnings
 from typing import Any, Iterator
 
 import torch
@@ -77,8 +78,13 @@ class CodeExperts(nn.Module):
 def _layers_of(model: nn.Module, path: "str | os.PathLike[str]") -> Iterator[tuple[str, Any, int, int]]:
     """(name, module, layer, experts) of the experts modules that have a quantised layer in the checkpoint: their names
     hold one number, the layer's."""
-    have = {layer["layer"]: layer for layer in inspect(path)["layers"]
-            if layer["sound"] and not layer["mtp"] and layer["down"]["type"] not in ("f32", "bf16", "f16")}
+    layers = [layer for layer in inspect(path)["layers"] if not layer["mtp"]]
+    unsound = [layer["layer"] for layer in layers if not layer["sound"]]
+    if unsound:
+        warnings.warn(f"[transformers] {path}: the experts of layers {unsound} are left to Transformers, because the "
+                      "checkpoint is not sound there (`moe64 check` says why)", stacklevel=3)
+    have = {layer["layer"]: layer for layer in layers
+            if layer["sound"] and layer["down"]["type"] not in ("f32", "bf16", "f16")}
     found = 0
     for name, module in list(model.named_modules()):
         numbers = [int(word) for word in name.split(".") if word.isdigit()]

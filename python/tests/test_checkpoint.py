@@ -243,3 +243,10 @@ def test_loading_onto_a_gpu_takes_the_memory_of_the_codes(tmp_path):
     whole, *layers = map(sum, sizes)
     assert len(layers) == 3 and sum(layers) > 0.5 * whole, "experts are the most of it"
     assert peak <= whole + max(layers) + (4 << 20), (peak, whole, layers)
+
+
+def test_layers_that_are_not_sound_are_named(monkeypatch):
+    from moe64 import codes
+    monkeypatch.setattr(codes, "inspect", lambda path: {"layers": [{"layer": 3, "sound": False, "mtp": False}]})
+    with pytest.warns(UserWarning, match=r"layers \[3\] are left to Transformers"):
+        assert not list(codes._layers_of(torch.nn.Module(), "folder"))
