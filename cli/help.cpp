@@ -164,8 +164,8 @@ memory rates, the share of the limit that binds (copying, reading or arithmetic
 on registers, measured when the command starts), the rate at which weights were
 streamed, workspace and peak memory. backward=1 times a layer forward and
 backward; for an operation it times the gradient alone. With device=cuda:N the
-time is that of the device, in replays of a CUDA graph, the limit a copy on it,
-and the peak what the problem takes there.
+time is that of the device, in replays of a CUDA graph with rests between them,
+the limit a copy on it, and the peak what the problem takes there.
 
 Examples:
   moe64 bench tokens=1
