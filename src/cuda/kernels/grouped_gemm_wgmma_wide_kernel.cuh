@@ -6,19 +6,13 @@
 namespace moe64::cuda {
 
 template <class Tile, int Whole, bool Half, bool Rest>
-__device__ __forceinline__ void multiply_wide(grouped_gemm_wgmma_parameters const& p,
-                                              wide_memory<Tile>& memory, gemm_tile const& tile,
-                                              int k_blocks, wide_place<Tile>& place) {
-  wide_sums<Tile, Whole, Half, Rest> sums(p, memory, warp_number() / 4 - 1);
-#pragma unroll 1
-  for (int k = 0; k < k_blocks; ++k) {
-    sums.add(place, k);
-    place.next(memory, k, k_blocks);
-  }
-  sums.end();
+__device__ __forceinline__ void multiply_wide(wide_thread<Tile>& thread, gemm_tile const& tile,
+                                              int k_blocks) {
+  wide_sums<Tile, Whole, Half, Rest> sums(thread);
+  sums.add(k_blocks);
   asm volatile("" ::: "memory");  // the tile is read again rather than kept
   sums.finish(tile);
-  if (p.y.type == dtype::bf16) {
+  if (thread.p.y.type == dtype::bf16) {
     sums.template store<true>(tile);
   } else {
     sums.template store<false>(tile);
@@ -26,15 +20,14 @@ __device__ __forceinline__ void multiply_wide(grouped_gemm_wgmma_parameters cons
 }
 /// A tile by the code for its number of blocks.
 template <class Tile, bool Rest>
-__device__ __forceinline__ void multiply_wide(grouped_gemm_wgmma_parameters const& p,
-                                              wide_memory<Tile>& memory, gemm_tile const& tile,
-                                              int k_blocks, wide_place<Tile>& place) {
+__device__ __forceinline__ void multiply_wide(wide_thread<Tile>& thread, gemm_tile const& tile,
+                                              int k_blocks) {
   int const blocks = row_split(tile.rows).blocks;
-  if (blocks == 4) return multiply_wide<Tile, 2, false, Rest>(p, memory, tile, k_blocks, place);
-  if (blocks == 3) return multiply_wide<Tile, 1, true, Rest>(p, memory, tile, k_blocks, place);
-  if (blocks == 2) return multiply_wide<Tile, 1, false, Rest>(p, memory, tile, k_blocks, place);
-  if (blocks == 1) return multiply_wide<Tile, 0, true, Rest>(p, memory, tile, k_blocks, place);
-  if constexpr (Rest) multiply_wide<Tile, 0, false, true>(p, memory, tile, k_blocks, place);
+  if (blocks == 4) return multiply_wide<Tile, 2, false, Rest>(thread, tile, k_blocks);
+  if (blocks == 3) return multiply_wide<Tile, 1, true, Rest>(thread, tile, k_blocks);
+  if (blocks == 2) return multiply_wide<Tile, 1, false, Rest>(thread, tile, k_blocks);
+  if (blocks == 1) return multiply_wide<Tile, 0, true, Rest>(thread, tile, k_blocks);
+  if constexpr (Rest) multiply_wide<Tile, 0, false, true>(thread, tile, k_blocks);
 }
 
 template <class Tile>
@@ -83,14 +76,14 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   } else {
     cutlass::arch::warpgroup_reg_alloc<multiplying_registers>();
     tile_reader reader(memory.tile, memory.tiles);
-    wide_place<Tile> place;
+    wide_thread<Tile> thread(p, memory);
     for (;; reader.done()) {
       gemm_tile const& tile = reader.await();
       if (tile.expert < 0) break;
       if (row_split(tile.rows).rest) {
-        multiply_wide<Tile, true>(p, memory, tile, k_blocks, place);
+        multiply_wide<Tile, true>(thread, tile, k_blocks);
       } else {
-        multiply_wide<Tile, false>(p, memory, tile, k_blocks, place);
+        multiply_wide<Tile, false>(thread, tile, k_blocks);
       }
     }
   }

@@ -16,21 +16,28 @@ struct this_thread {
   [[nodiscard]] static __device__ __forceinline__ int warp() { return number() / 32 % 4; }
 };
 
-/// Where a group is in the rings.
+/// What a thread of a group keeps from tile to tile.
 template <class Tile>
-struct wide_place {
+struct wide_thread {
+  grouped_gemm_wgmma_parameters const& p;
+  wide_memory<Tile>& memory;
+  int group;  ///< of all lanes of a warp the same, which the compiler must know
   ring_place<Tile::stages> stage;
   ring_place<Tile::chunks> scales;
 
-  /// By whole warps, after block k of k_blocks.
-  __device__ __forceinline__ void next(wide_memory<Tile>& memory, int k, int k_blocks) {
-    stage.next();
-    if constexpr (Tile::numbers::scaled) {
-      if (k % Tile::chunk != Tile::chunk - 1 && k + 1 < k_blocks) return;
-      __syncwarp();
-      if (this_thread::lane() == 0) arrive(memory.scales.used[scales.slot]);
-      scales.next();
-    }
+  __device__ wide_thread(grouped_gemm_wgmma_parameters const& p_, wide_memory<Tile>& memory_)
+      : p(p_), memory(memory_), group(__shfl_sync(~0U, this_thread::number() / 128 - 1, 0)) {}
+
+  /// By the whole warp: it will not look at the stage again.
+  __device__ __forceinline__ void release(int slot) const {
+    __syncwarp();
+    int const lane = this_thread::lane();
+    arrive_at(memory.stages.used[slot], lane, lane < Tile::cluster);
+  }
+  __device__ __forceinline__ void release_scales() {
+    __syncwarp();
+    if (this_thread::lane() == 0) arrive(memory.scales.used[scales.slot]);
+    scales.next();
   }
 };
 
@@ -43,36 +50,34 @@ struct wide_place {
 template <class Tile, int Whole, bool Half, bool Rest>
 class wide_sums {
  public:
-  __device__ wide_sums(grouped_gemm_wgmma_parameters const& p, wide_memory<Tile>& memory, int group)
-      : p_(p), memory_(memory), group_(group) {
+  __device__ explicit wide_sums(wide_thread<Tile>& thread)
+      : thread_(thread), p_(thread.p), memory_(thread.memory), group_(thread.group) {
 #pragma unroll
     for (auto& block : whole_) zero(block);
     zero(half_);
     zero(rest_);
   }
 
-  /// Adds the products over one stage, block k along k.
-  __device__ __forceinline__ void add(wide_place<Tile> const& place, int k) {
-    ring_place<Tile::stages> const& at = place.stage;
+  /// Adds the products over all of k.
+  __device__ __forceinline__ void add(int k_blocks) {
     if constexpr (numbers::scaled) {
-      if (k % Tile::chunk == 0) memory_.scales.await_filled(place.scales);
-      memory_.stages.await_filled(at);
-      add_scaled(at.slot, {place.scales.slot, k % Tile::chunk});
+#pragma unroll 1
+      for (int k = 0; k < k_blocks; k += Tile::chunk) add_chunk(k_blocks - k);
     } else {
-      memory_.stages.await_filled(at);
-      add_numbers(at.slot);
-      // All but the products that have just begun are done.
-      cute::warpgroup_wait<1>();
-      if (last_ >= 0) release(last_);
-      last_ = at.slot;
-    }
-  }
-  /// After the last stage.
-  __device__ __forceinline__ void end() {
-    if constexpr (!numbers::scaled) {
+      int last = -1;  // stage whose products may not be done
+#pragma unroll 1
+      for (int k = 0; k < k_blocks; ++k) {
+        memory_.stages.await_filled(thread_.stage);
+        add_numbers(thread_.stage.slot);
+        // All but the products that have just begun are done.
+        cute::warpgroup_wait<1>();
+        if (last >= 0) thread_.release(last);
+        last = thread_.stage.slot;
+        thread_.stage.next();
+      }
       cute::warpgroup_wait<0>();
       fence_all();
-      release(last_);
+      thread_.release(last);
     }
   }
 
@@ -108,9 +113,11 @@ class wide_sums {
  private:
   using numbers = typename Tile::numbers;
   using row_scales = float[Tile::chunk];
-  /// A block along k in a chunk of scales.
-  struct chunk_place {
-    int slot, k;
+  /// Scales of rows from the thread's first one on, and of the outputs: block k of a chunk.
+  struct block_scales {
+    row_scales const* rows;
+    float const* outs;
+    int k;
   };
   static constexpr int blocks = 2 * Whole + (Half ? 1 : 0);
 
@@ -133,53 +140,73 @@ class wide_sums {
     return operand_place(
         cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes + row * 128));
   }
-  /// By the whole warp: it will not look at the stage again.
-  __device__ __forceinline__ void release(int slot) {
-    __syncwarp();
-    int const lane = this_thread::lane();
-    arrive_at(memory_.stages.used[slot], lane, lane < Tile::cluster);
-  }
-
-  /// While one group scales and adds, the tensor cores multiply for the other.
-  __device__ __forceinline__ void add_scaled(int slot, chunk_place const& scales) {
+  /// Blocks along k whose scales came together, of `left` that there are. While one group scales
+  /// and adds, the tensor cores multiply for the other. Little is done between a stage's coming and
+  /// its products: places are found once for the chunk.
+  __device__ __forceinline__ void add_chunk(int left) {
+    memory_.scales.await_filled(thread_.scales);
+    row_scales const* const of_rows = memory_.row_scale[thread_.scales.slot];
+    float const* const of_outs = memory_.out_scale[thread_.scales.slot];
+    int const thread = this_thread::number(), lane = thread % 32;
+    row_scales const* const left_rows = of_rows + thread / 32 % 4 * 16 + lane / 4;
 #pragma unroll
-    for (int i = 0; i < Whole; ++i) {
-      add_rows<Tile::outs>(slot, scales, (group_ * Whole + i) * Tile::block, 0,
-                           i + 1 == Whole && !Half && !Rest, whole_[i]);
+    for (int k = 0; k < Tile::chunk; ++k) {
+      if (k >= left) break;
+      int const slot = thread_.stage.slot;
+      memory_.stages.await_filled(thread_.stage);
+#pragma unroll
+      for (int i = 0; i < Whole; ++i) {
+        int const row = (group_ * Whole + i) * Tile::block;
+        bool const last = i + 1 == Whole && !Half && !Rest;
+        add_rows<Tile::outs>(slot, {left_rows + row, of_outs, k}, row, 0, last, whole_[i]);
+      }
+      if constexpr (Half) {
+        constexpr int row = 2 * Whole * Tile::block;
+        add_rows<64>(slot, {left_rows + row, of_outs, k}, row, group_ * 64, !Rest, half_);
+      }
+      if constexpr (Rest) {
+        // There are no registers for products of both.
+        if constexpr (Whole == 2) fence_registers(whole_[1]);
+        add_rest(slot, {of_rows + blocks * Tile::block + lane % 4 * 2, of_outs, k});
+      }
+      thread_.stage.next();
     }
-    if constexpr (Half)
-      add_rows<64>(slot, scales, 2 * Whole * Tile::block, group_ * 64, !Rest, half_);
-    if constexpr (Rest) add_rest(slot, scales);
+    thread_.release_scales();
   }
   template <int Outs>
-  __device__ __forceinline__ void add_rows(int slot, chunk_place const& scales, int row, int out,
+  __device__ __forceinline__ void add_rows(int slot, block_scales const& scales, int row, int out,
                                            bool last, float (&sums)[Outs / 2]) {
     float products[Outs / 2];
-    row_scales const* const of_rows =
-        memory_.row_scale[scales.slot] + row + this_thread::warp() * 16 + this_thread::lane() / 4;
-    float const of_outs = memory_.out_scale[scales.slot][scales.k];
-    float const upper = of_rows[0][scales.k] * of_outs, lower = of_rows[8][scales.k] * of_outs;
+    float const of_outs = scales.outs[scales.k];
+    float const upper = scales.rows[0][scales.k] * of_outs;
+    float const lower = scales.rows[8][scales.k] * of_outs;
     multiply<Outs>(rows(slot, row), weights(slot, out), products);
-    if (last) release(slot);
+    if (last) thread_.release(slot);
 #pragma unroll
     for (int i = 0; i < Outs / 2; ++i) {
       sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? upper : lower, sums[i]);
     }
   }
-  __device__ __forceinline__ void add_rest(int slot, chunk_place const& scales) {
-    float products[Tile::rest / 2], factors[Tile::rest / 4];
-    row_scales const* const of_rows =
-        memory_.row_scale[scales.slot] + blocks * Tile::block + this_thread::lane() % 4 * 2;
-    float const of_outs = memory_.out_scale[scales.slot][scales.k];
+  /// Not before: there are no registers for what is read early.
+  static __device__ __forceinline__ float read_now(float const& shared) {
+    float number;
+    asm volatile("ld.shared.f32 %0, [%1];"
+                 : "=f"(number)
+                 : "r"(cute::cast_smem_ptr_to_uint(&shared)));
+    return number;
+  }
+  __device__ __forceinline__ void add_rest(int slot, block_scales const& scales) {
+    float products[Tile::rest / 2];
+    multiply<Tile::rest>(weights(slot, group_ * 64), rows(slot, blocks * Tile::block), products);
+    thread_.release(slot);
+    float const of_outs = read_now(scales.outs[scales.k]);
 #pragma unroll
     for (int j = 0; j < Tile::rest / 4; ++j) {
-      factors[j] = of_rows[j / 2 * 8 + j % 2][scales.k] * of_outs;
-    }
-    multiply<Tile::rest>(weights(slot, group_ * 64), rows(slot, blocks * Tile::block), products);
-    release(slot);
+      float const factor = read_now(scales.rows[j / 2 * 8 + j % 2][scales.k]) * of_outs;
 #pragma unroll
-    for (int i = 0; i < Tile::rest / 2; ++i) {
-      rest_[i] = __fmaf_rn(products[i], factors[i / 4 * 2 + i % 2], rest_[i]);
+      for (int i = j / 2 * 4 + j % 2; i < j / 2 * 4 + 4; i += 2) {
+        rest_[i] = __fmaf_rn(products[i], factor, rest_[i]);
+      }
     }
   }
   template <int Right>
@@ -277,10 +304,10 @@ class wide_sums {
     }
   }
 
+  wide_thread<Tile>& thread_;
   grouped_gemm_wgmma_parameters const& p_;
   wide_memory<Tile>& memory_;
   int group_;
-  int last_ = -1;  ///< stage whose products may not be done
   float whole_[Whole == 0 ? 1 : Whole][Tile::outs / 2];
   float half_[32];
   float rest_[Tile::rest / 2];
