@@ -49,7 +49,7 @@ bool launch_usual(launcher& on, gather_args const& args) {
       .ahead_bytes = adjacent ? plan.tokens * cols * 2 : 0};
   if (to->in_groups) {
     constexpr index_t threads = gather_groups_threads;
-    usual_shape const each = {std::clamp<index_t>(64 / top_k, 4, 32), threads};
+    usual_shape const each = {std::clamp<index_t>(32 / top_k, 2, 16), threads};
     on.launch(gather_usual_groups_kernel(args.x.type),
               grid_of(on, each, ceil_div(plan.tokens * row_items, threads)), p);
     return true;

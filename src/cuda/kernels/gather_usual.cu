@@ -63,9 +63,12 @@ __global__ void __launch_bounds__(usual_row_threads)
       for (int n = 0; n < held; ++n) {
         if (16 * item(n) < to.cols) store_codes(to, row, item(n), codes[n]);
       }
-      if (threadIdx.x != 0) return;
-      to.scales[std::uint64_t{row} * to.scale_step] = __uint_as_float(by.scale);
     });
+    for (index_t k = threadIdx.x; k < p.top_k; k += blockDim.x) {
+      std::int64_t const row = p.slot_to_row[token * p.top_k + k];
+      if (row < 0) continue;
+      to.scales[static_cast<std::uint64_t>(row) * to.scale_step] = __uint_as_float(by.scale);
+    }
   }
 }
 

@@ -61,7 +61,7 @@ inline constexpr int usual_threads = 64;
 inline constexpr int quantize_usual_held = 2;
 /// At most so many threads hold a row with one scale, or a token.
 inline constexpr int usual_row_threads = 512;
-inline constexpr int gather_groups_threads = 64;
+inline constexpr int gather_groups_threads = 128;
 /// Threads of a block that stays, and the inputs of each that are on their way.
 inline constexpr int staying_threads = 768;
 [[nodiscard]] constexpr index_t staying_item_bytes(activation kind) {
