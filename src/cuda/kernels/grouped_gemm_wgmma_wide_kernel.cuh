@@ -12,11 +12,7 @@ __device__ __forceinline__ void multiply_wide(wide_thread<Tile>& thread, gemm_ti
   sums.add(k_blocks);
   asm volatile("" ::: "memory");  // the tile is read again rather than kept
   sums.finish(tile);
-  if (thread.p.y.type == dtype::bf16) {
-    sums.template store<true>(tile);
-  } else {
-    sums.template store<false>(tile);
-  }
+  sums.store(tile);
 }
 /// A tile by the code for its number of blocks.
 template <class Tile, bool Rest>

@@ -82,16 +82,16 @@ class wide_sums {
   }
 
   /// Times the scales of outputs, plus bias, rounded once to bf16 or f16.
-  template <bool Bf16>
   __device__ void store(gemm_tile const& tile) {
+    bool const bf16 = p_.y.type == dtype::bf16;
 #pragma unroll
     for (int i = 0; i < Whole; ++i) {
-      store_rows<Bf16, Tile::outs>(tile, (group_ * Whole + i) * Tile::block, 0, whole_[i]);
+      store_rows<Tile::outs>(tile, bf16, (group_ * Whole + i) * Tile::block, 0, whole_[i]);
     }
     if constexpr (Half) {
-      store_rows<Bf16, 64>(tile, 2 * Whole * Tile::block, group_ * 64, half_);
+      store_rows<64>(tile, bf16, 2 * Whole * Tile::block, group_ * 64, half_);
     }
-    if constexpr (Rest) store_rest<Bf16>(tile);
+    if constexpr (Rest) store_rest(tile, bf16);
   }
   __device__ void finish(gemm_tile const& tile) {
     if (!has_output_terms(p_, tile)) return;
@@ -149,20 +149,35 @@ class wide_sums {
     float const* const of_outs = memory_.out_scale[thread_.scales.slot];
     int const thread = this_thread::number(), lane = thread % 32;
     row_scales const* const left_rows = of_rows + thread / 32 % 4 * 16 + lane / 4;
-#pragma unroll
+    // Whole tiles are what matters; the code of the others had better be short.
+#pragma unroll(Whole == 2 && !Rest ? Tile::chunk : 1)
     for (int k = 0; k < Tile::chunk; ++k) {
       if (k >= left) break;
       int const slot = thread_.stage.slot;
       memory_.stages.await_filled(thread_.stage);
+      row_factors factors[Whole == 0 ? 1 : Whole];
 #pragma unroll
       for (int i = 0; i < Whole; ++i) {
-        int const row = (group_ * Whole + i) * Tile::block;
-        bool const last = i + 1 == Whole && !Half && !Rest;
-        add_rows<Tile::outs>(slot, {left_rows + row, of_outs, k}, row, 0, last, whole_[i]);
+        float products[Tile::outs / 2];
+        int const row = group_ * Whole * Tile::block;
+        begin<Tile::outs>(rows(slot, row + i * Tile::block), weights(slot, 0), products);
+        // While products are under way: waiting for what is read would keep them waiting.
+#pragma unroll
+        for (int j = 0; i == 0 && j < Whole; ++j) {
+          factors[j] = read_factors({left_rows + row + j * Tile::block, of_outs, k});
+        }
+        end(products);
+        if (i + 1 == Whole && !Half && !Rest) thread_.release(slot);
+        add_scaled(products, factors[i], whole_[i]);
       }
       if constexpr (Half) {
         constexpr int row = 2 * Whole * Tile::block;
-        add_rows<64>(slot, {left_rows + row, of_outs, k}, row, group_ * 64, !Rest, half_);
+        float products[32];
+        begin<64>(rows(slot, row), weights(slot, group_ * 64), products);
+        row_factors const factors_of_half = read_factors({left_rows + row, of_outs, k});
+        end(products);
+        if (!Rest) thread_.release(slot);
+        add_scaled(products, factors_of_half, half_);
       }
       if constexpr (Rest) {
         // There are no registers for products of both.
@@ -173,21 +188,24 @@ class wide_sums {
     }
     thread_.release_scales();
   }
-  template <int Outs>
-  __device__ __forceinline__ void add_rows(int slot, block_scales const& scales, int row, int out,
-                                           bool last, float (&sums)[Outs / 2]) {
-    float products[Outs / 2];
-    float const of_outs = scales.outs[scales.k];
-    float const upper = scales.rows[0][scales.k] * of_outs;
-    float const lower = scales.rows[8][scales.k] * of_outs;
-    multiply<Outs>(rows(slot, row), weights(slot, out), products);
-    if (last) thread_.release(slot);
+  /// Of the two rows that a thread has on the left.
+  struct row_factors {
+    float upper, lower;
+  };
+  static __device__ __forceinline__ row_factors read_factors(block_scales const& scales) {
+    float const of_outs = read_now(scales.outs[scales.k]);
+    return {read_now(scales.rows[0][scales.k]) * of_outs,
+            read_now(scales.rows[8][scales.k]) * of_outs};
+  }
+  template <int Count>
+  static __device__ __forceinline__ void add_scaled(float const (&products)[Count],
+                                                    row_factors const& by, float (&sums)[Count]) {
 #pragma unroll
-    for (int i = 0; i < Outs / 2; ++i) {
-      sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? upper : lower, sums[i]);
+    for (int i = 0; i < Count; ++i) {
+      sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? by.upper : by.lower, sums[i]);
     }
   }
-  /// Not before: there are no registers for what is read early.
+  /// Not before.
   static __device__ __forceinline__ float read_now(float const& shared) {
     float number;
     asm volatile("ld.shared.f32 %0, [%1];"
@@ -197,7 +215,8 @@ class wide_sums {
   }
   __device__ __forceinline__ void add_rest(int slot, block_scales const& scales) {
     float products[Tile::rest / 2];
-    multiply<Tile::rest>(weights(slot, group_ * 64), rows(slot, blocks * Tile::block), products);
+    begin<Tile::rest>(weights(slot, group_ * 64), rows(slot, blocks * Tile::block), products);
+    end(products);
     thread_.release(slot);
     float const of_outs = read_now(scales.outs[scales.k]);
 #pragma unroll
@@ -210,13 +229,16 @@ class wide_sums {
     }
   }
   template <int Right>
-  static __device__ __forceinline__ void multiply(operand_place const& left,
-                                                  operand_place const& right,
-                                                  float (&products)[Right / 2]) {
+  static __device__ __forceinline__ void begin(operand_place const& left,
+                                               operand_place const& right,
+                                               float (&products)[Right / 2]) {
     fence_registers(products);
     cute::warpgroup_arrive();
     multiply_stage<numbers, Right>(left, right, products, true);
     cute::warpgroup_commit_batch();
+  }
+  template <int Count>
+  static __device__ __forceinline__ void end(float (&products)[Count]) {
     cute::warpgroup_wait<0>();
     fence_registers(products);
   }
@@ -256,8 +278,9 @@ class wide_sums {
   }
 
   /// 64 rows from `row` of the tile on, outputs from `out` of it on.
-  template <bool Bf16, int Outs>
-  __device__ void store_rows(gemm_tile const& tile, int row, int out, float (&sums)[Outs / 2]) {
+  template <int Outs>
+  __device__ void store_rows(gemm_tile const& tile, bool bf16, int row, int out,
+                             float (&sums)[Outs / 2]) {
     int const lane = this_thread::lane(), warp = this_thread::warp();
     std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
     // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8.
@@ -271,8 +294,8 @@ class wide_sums {
 #pragma unroll
     for (int first = 0; first < Outs; first += Tile::out_cols) {
       float const* const s = sums + first / 2;
-      cute::SM90_U32x4_STSM_N::copy(packed<Bf16>(s[0], s[1]), packed<Bf16>(s[2], s[3]),
-                                    packed<Bf16>(s[4], s[5]), packed<Bf16>(s[6], s[7]), to);
+      cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
+                                    packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
       __syncwarp();
       if (out < p_.n_part && row < tile.rows) write_eight(p_, from, y, out);
       out += Tile::out_cols;
@@ -280,8 +303,7 @@ class wide_sums {
       __syncwarp();
     }
   }
-  template <bool Bf16>
-  __device__ void store_rest(gemm_tile const& tile) {
+  __device__ void store_rest(gemm_tile const& tile, bool bf16) {
     int const lane = this_thread::lane(), warp = this_thread::warp();
     std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
     // Four 8 x 8 matrices, transposed: rows 0 and 8 by outputs 0 and 8 of the warp's 16.
@@ -291,8 +313,8 @@ class wide_sums {
 #pragma unroll
     for (int first = 0; first < Tile::rest; first += 16) {
       float const* const s = rest_ + first / 2;
-      cute::SM90_U16x8_STSM_T::copy(packed<Bf16>(s[0], s[1]), packed<Bf16>(s[2], s[3]),
-                                    packed<Bf16>(s[4], s[5]), packed<Bf16>(s[6], s[7]),
+      cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
+                                    packed(s[4], s[5], bf16), packed(s[6], s[7], bf16),
                                     *reinterpret_cast<cute::uint128_t*>(to));
       __syncwarp();
       int const row = blocks * Tile::block + first + lane / 2;
