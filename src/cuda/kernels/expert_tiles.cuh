@@ -50,13 +50,14 @@ struct tile_place {
 
 /// Sums over chunks of experts in shared memory: built with one look at every expert; finding a
 /// tile bisects them and then looks at one chunk, 32 experts at a time.
-class expert_tiles {
+template <int Chunks>
+class expert_tiles_in {
  public:
-  static constexpr int most_chunks = 256;
+  static constexpr int most_chunks = Chunks;
   using memory = index_t[most_chunks + 1];
 
   /// By all threads of the block; ends with a barrier.
-  __device__ expert_tiles(tile_cut const& cut, memory& before)
+  __device__ expert_tiles_in(tile_cut const& cut, memory& before)
       : cut_(cut), before_(before), chunk_(ceil_div(cut.experts(), most_chunks)) {
     if (chunk_ == 0) chunk_ = 1;
     index_t const experts = cut_.experts();
@@ -145,5 +146,7 @@ class expert_tiles {
   memory& before_;
   index_t chunk_;  ///< experts per sum
 };
+
+using expert_tiles = expert_tiles_in<256>;
 
 }  // namespace moe64::cuda

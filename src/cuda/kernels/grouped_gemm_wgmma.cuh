@@ -117,8 +117,8 @@ struct tile_split {
 
 /// By one warp, which is ahead of the others: to find a tile takes several answers of memory. All
 /// blocks of a cluster find the same tiles.
-template <class Memory>
-__device__ void publish_tiles(expert_tiles const& tiles, tile_split const& split, Memory& memory) {
+template <class Tiles, class Memory>
+__device__ void publish_tiles(Tiles const& tiles, tile_split const& split, Memory& memory) {
   ring_place<tile_slots> at;
   int const clusters = static_cast<int>(gridDim.x) / split.cluster;     // narrow-ok: as launched
   for (index_t number = static_cast<int>(blockIdx.x) / split.cluster;;  // narrow-ok: as launched

@@ -21,23 +21,31 @@ struct wide_tile {
   static constexpr int scale_threads = 64;
   /// Scales come by fours along k: 16 bytes of a row.
   static constexpr int chunk = 4, chunks = 2;
-  /// Rows by outputs that a warp writes at a time. A row begins 16 bytes further in the banks than
-  /// the one before, so that neither matrices nor rows meet there.
-  static constexpr int out_rows = 16, out_cols = 16, out_stride = out_cols * 2 + 16;
+  /// Rows by outputs that a warp writes at a time.
+  static constexpr int out_rows = 16, out_cols = 32;
+  /// Where 8 of these outputs of a row lie: neither matrices nor rows meet in the banks.
+  [[nodiscard]] static __device__ int place_out(int row, int eight) {
+    return row * out_cols * 2 + (eight ^ row / 2 % 4) * 16;
+  }
 };
+
+/// Fewer sums than elsewhere: the rest of shared memory is used otherwise.
+using wide_tiles = expert_tiles_in<128>;
 
 template <class Tile>
 struct wide_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(16) float row_scale[Tile::chunks][Tile::most_rows][Tile::chunk];
   float out_scale[Tile::chunks][Tile::chunk];  ///< of the outputs of the tile
-  alignas(16) std::uint8_t out[8][Tile::out_rows * Tile::out_stride];
-  output_terms<Tile::outs> terms;
+  union {                                      // by turns
+    alignas(16) std::uint8_t out[8][Tile::out_rows * Tile::out_cols * 2];
+    output_terms<Tile::outs> terms;
+  };
   gemm_tile tile[tile_slots];
   ring_barriers<Tile::stages> stages;
   ring_barriers<tile_slots> tiles;
   ring_barriers<Tile::chunks> scales;
-  expert_tiles::memory tile_sums;
+  wide_tiles::memory tile_sums;
 };
 
 /// How the rows of a tile are multiplied.

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
                         .out_tiles = p.parts * tiles_each,
                         .more = Tile::rest,
                         .row_group = 1};
-  expert_tiles const tiles(cut, memory.tile_sums);
+  wide_tiles const tiles(cut, memory.tile_sums);
   cute::cluster_sync();
   constexpr index_t stage_k = Tile::numbers::stage_k;
   int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked

@@ -108,6 +108,8 @@ class wide_sums {
 #pragma unroll
       for (int i = 0; i < Tile::rest / 2; ++i) rest_[i] = finished(rest_[i], out + i % 4 / 2 * 8);
     }
+    // Now their memory is for y.
+    cutlass::arch::NamedBarrier::arrive_and_wait(256, 2U);
   }
 
  private:
@@ -205,7 +207,7 @@ class wide_sums {
       sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? by.upper : by.lower, sums[i]);
     }
   }
-  /// Not before.
+  /// Not earlier.
   static __device__ __forceinline__ float read_now(float const& shared) {
     float number;
     asm volatile("ld.shared.f32 %0, [%1];"
@@ -277,27 +279,43 @@ class wide_sums {
            tile.part * p_.n_part + out;
   }
 
-  /// 64 rows from `row` of the tile on, outputs from `out` of it on.
+  /// 64 rows from `row` of the tile on, outputs from `out` of it on: by each warp 16 rows by 32
+  /// outputs at a time, of which a thread then has 8 outputs of two rows.
   template <int Outs>
   __device__ void store_rows(gemm_tile const& tile, bool bf16, int row, int out,
                              float (&sums)[Outs / 2]) {
-    int const lane = this_thread::lane(), warp = this_thread::warp();
+    int const lane = this_thread::lane(), warp = this_thread::warp(), eight = lane % 4;
     std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
-    // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8.
-    auto& to =
-        *reinterpret_cast<cute::uint128_t*>(buffer + lane % 16 * Tile::out_stride + lane / 16 * 16);
-    // Then a thread has 8 outputs of one row.
-    std::uint8_t const* const from = buffer + lane / 2 * Tile::out_stride + lane % 2 * 16;
-    row += warp * 16 + lane / 2;
-    out += tile.out + lane % 2 * 8;
+    row += warp * 16 + lane / 4;
+    out += tile.out;
+    bool const upper = row < tile.rows, lower = row + 8 < tile.rows;
+    bool const whole = p_.y_vectors && out + Outs <= p_.n_part;
+    out += eight * 8;
     std::uint16_t* y = y_at(tile, row, out);
+    index_t const eight_rows = 8 * p_.y.stride[0];
 #pragma unroll
     for (int first = 0; first < Outs; first += Tile::out_cols) {
-      float const* const s = sums + first / 2;
-      cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
-                                    packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
+      // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8; the same of outputs 16.
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float const* const s = sums + first / 2 + half * 8;
+        auto& to = *reinterpret_cast<cute::uint128_t*>(
+            buffer + Tile::place_out(lane % 16, half * 2 + lane / 16));
+        cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
+                                      packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
+      }
       __syncwarp();
-      if (out < p_.n_part && row < tile.rows) write_eight(p_, from, y, out);
+      std::uint8_t const* const from[2] = {buffer + Tile::place_out(lane / 4, eight),
+                                           buffer + Tile::place_out(lane / 4 + 8, eight)};
+      if (whole && lower) {
+        uint4 const eights[2] = {*reinterpret_cast<uint4 const*>(from[0]),
+                                 *reinterpret_cast<uint4 const*>(from[1])};
+        *reinterpret_cast<uint4*>(y) = eights[0];
+        *reinterpret_cast<uint4*>(y + eight_rows) = eights[1];
+      } else if (out < p_.n_part) {
+        if (upper) write_eight(p_, from[0], y, out);
+        if (lower) write_eight(p_, from[1], y + eight_rows, out);
+      }
       out += Tile::out_cols;
       y += Tile::out_cols;
       __syncwarp();
@@ -307,8 +325,7 @@ class wide_sums {
     int const lane = this_thread::lane(), warp = this_thread::warp();
     std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
     // Four 8 x 8 matrices, transposed: rows 0 and 8 by outputs 0 and 8 of the warp's 16.
-    std::uint8_t* const to =
-        buffer + (lane / 16 * 8 + lane % 8) * Tile::out_stride + lane / 8 % 2 * 16;
+    std::uint8_t* const to = buffer + Tile::place_out(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     int const out = tile.out + group_ * 64 + warp * 16 + lane % 2 * 8;
 #pragma unroll
     for (int first = 0; first < Tile::rest; first += 16) {
@@ -319,8 +336,7 @@ class wide_sums {
       __syncwarp();
       int const row = blocks * Tile::block + first + lane / 2;
       if (row < tile.rows && out < p_.n_part) {
-        write_eight(p_, buffer + lane / 2 * Tile::out_stride + lane % 2 * 16, y_at(tile, row, out),
-                    out);
+        write_eight(p_, buffer + Tile::place_out(lane / 2, lane % 2), y_at(tile, row, out), out);
       }
       __syncwarp();
     }
