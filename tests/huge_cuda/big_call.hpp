@@ -53,10 +53,10 @@ class big_call {
     return z ^ (z >> 27);
   }
 
-  /// run(args, stream) on both; the outputs have the same bytes. `args` says cuda:0 and points to
-  /// host memory of `memory`.
+  /// run(args, stream) on the device, from NaN in its outputs. `args` says cuda:0 and points to
+  /// host memory of `memory`; what ran there is returned.
   template <class Args, class Run>
-  void expect_the_bits_of_the_cpu(Args const& args, Run const& run) {
+  Args run_on_device(Args const& args, Run const& run) {
     memory.upload();
     Args there = memory.there(args);
     for (operand const& output : outputs_of(there)) {
@@ -64,9 +64,20 @@ class big_call {
     }
     run(there, queue_.get());
     cuda_wait(queue_.get());
-    Args here = args;
-    for_each_operand(here, [](operand const& o) { o.tensor.device = device::cpu(); });
-    here.implementation = {};
+    return there;
+  }
+  /// The same call for the CPU, on the memory of the host.
+  template <class Args>
+  [[nodiscard]] static Args on_cpu(Args args) {
+    for_each_operand(args, [](operand const& o) { o.tensor.device = device::cpu(); });
+    args.implementation = {};
+    return args;
+  }
+  /// run(args, stream) on both; the outputs have the same bytes.
+  template <class Args, class Run>
+  void expect_the_bits_of_the_cpu(Args const& args, Run const& run) {
+    Args there = run_on_device(args, run);
+    Args here = on_cpu(args);
     run(here, cpu_stream(&pool));
     auto const found = outputs_of(there), wanted = outputs_of(here);
     for (std::size_t i = 0; i < found.size(); ++i) {
