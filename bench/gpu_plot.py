@@ -9,7 +9,7 @@ from html import escape
 
 LINE, TITLE = 15, 26  # heights
 LABEL, WIDTH, MOST = 330, 420, 1.5  # of a column: room for names, for bars, and the longest bar
-COLUMN = LABEL + WIDTH + 90
+COLUMN = LABEL + WIDTH + 130
 COLOURS = {"met": "#2e7d4f", "missed": "#c8642b", "peer": "#9aa4b1"}
 
 
