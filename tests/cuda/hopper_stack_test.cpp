@@ -72,7 +72,7 @@ TEST_P(hopper_stack, past_2_32_numbers_with_nan_in_every_other_expert) {
   if (std::string const lacking = lacks_hopper(kind, where); !lacking.empty()) {
     GTEST_SKIP() << lacking;
   }
-  MOE64_NEEDS(all_experts * numbers_each * bits(type_of_weights(kind)) / 8);
+  MOE64_NEEDS(all_experts * numbers_each * bits(type_of_weights(kind)) / 8, index_t{1} << 30);
   big_call call;
   product_source const source(call.memory, kind, cases::data_mode::exact, &call.pool);
   grouped_gemm_args args;

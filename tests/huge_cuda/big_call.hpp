@@ -25,11 +25,14 @@ class big_call {
         queue_(device::cuda(0)) {}
 
   /// Why this machine cannot hold a call with operands of so many bytes; empty when it can.
-  [[nodiscard]] static std::string lacks(index_t bytes) {
+  [[nodiscard]] static std::string lacks(index_t bytes) { return lacks(bytes, bytes); }
+  [[nodiscard]] static std::string lacks(index_t device_bytes, index_t host_bytes) {
     index_t const on_device = cuda_info(device::cuda(0)).memory_free;
     index_t const on_host = cases::available_memory();
-    if (bytes + (index_t{2} << 30) <= std::min(on_device, on_host)) return {};
-    return "needs " + std::to_string(bytes >> 30) + " GiB, the device has " +
+    constexpr index_t spare = index_t{2} << 30;
+    if (device_bytes + spare <= on_device && host_bytes + spare <= on_host) return {};
+    return "needs " + std::to_string(device_bytes >> 30) + " GiB and " +
+           std::to_string(host_bytes >> 30) + " on the host, the device has " +
            std::to_string(on_device >> 30) + ", the host " + std::to_string(on_host >> 30);
   }
 
@@ -113,9 +116,9 @@ class big_call {
 };
 
 /// A test that the machine cannot hold is skipped, and says what it needs.
-#define MOE64_NEEDS(bytes)                                                    \
-  if (std::string const lacking = big_call::lacks(bytes); !lacking.empty()) { \
-    GTEST_SKIP() << lacking;                                                  \
+#define MOE64_NEEDS(...)                                                            \
+  if (std::string const lacking = big_call::lacks(__VA_ARGS__); !lacking.empty()) { \
+    GTEST_SKIP() << lacking;                                                        \
   }
 
 }  // namespace moe64::test

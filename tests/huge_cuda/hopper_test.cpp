@@ -53,7 +53,7 @@ class huge_hopper : public testing::TestWithParam<product> {
 };
 
 TEST_P(huge_hopper, products_of_rows_past_2_32_numbers) {
-  MOE64_NEEDS(rows * (2 * hidden + row_bytes));
+  MOE64_NEEDS(rows * (2 * hidden + row_bytes), index_t{2} << 30);
   product const kind = GetParam();
   stream const where = target().where;
   big_call call;
@@ -132,7 +132,7 @@ TEST_P(huge_hopper, products_of_rows_past_2_32_numbers) {
 TEST_P(huge_hopper, layer_of_75000_tokens) {
   constexpr hopper_layer::size size = {hidden, inter, 16, 8, 75'000};
   static_assert(size.tokens * size.top_k * size.hidden > index_t{1} << 32);
-  MOE64_NEEDS(index_t{48} << 30);
+  MOE64_NEEDS(index_t{48} << 30, index_t{6} << 30);
   hopper_layer const layer(GetParam(), size, {[](index_t token, index_t k) {
                              return (token * 5 + token / 16 + k * 2) % 16;
                            }});
