@@ -4,12 +4,19 @@
 #include "moe64/cpu.hpp"
 #include "moe64/layer.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
 namespace moe64::test {
+
+[[nodiscard]] inline bool all_finite(std::vector<std::uint16_t> const& bf16) {
+  return std::all_of(bf16.begin(), bf16.end(),
+                     [](std::uint16_t b) { return (b & 0x7f80U) < 0x7f80U; });
+}
 
 /// A layer of random numbers and a long batch of tokens on the first CUDA device, of which any
 /// range can be run with any of several routings. Its products are those of Hopper.

@@ -138,6 +138,7 @@ TEST_P(huge_hopper, layer_of_75000_tokens) {
                            }});
   layer.queue_run(0, 0, size.tokens);
   std::vector<std::uint16_t> const whole = layer.y(0, size.tokens);
+  ASSERT_TRUE(all_finite(whole));
   constexpr index_t chunk = 5'000;
   for (index_t begin = 0; begin < size.tokens; begin += chunk) {
     layer.queue_run(0, begin, begin + chunk);
