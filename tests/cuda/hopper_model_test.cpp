@@ -23,9 +23,8 @@ constexpr layer_widths layers[] = {
     {"w320", 2880, 320},   {"w704", 2560, 704},   {"w2880", 2880, 2880}};
 
 struct model_product {
-  std::string name;
+  layer_widths widths;
   product kind;
-  matrices shape;
 };
 
 /// Rows of each expert: for the tiles of few, of some and of many rows per expert, and all of them
@@ -40,14 +39,8 @@ constexpr row_counts counts[] = {{0, 1, 7, 8, 9, 0, 16, 0},
 
 std::vector<model_product> products() {
   std::vector<model_product> all;
-  for (layer_widths const& l : layers) {
-    for (product const kind : every_product) {
-      std::string const end = "_" + name(kind);
-      all.push_back({l.name + std::string("_gate_up") + end, kind,
-                     matrices::gate_up(experts, l.hidden, l.inter)});
-      all.push_back(
-          {l.name + std::string("_down") + end, kind, matrices::down(experts, l.hidden, l.inter)});
-    }
+  for (layer_widths const& widths : layers) {
+    for (product const kind : every_product) all.push_back({widths, kind});
   }
   return all;
 }
@@ -61,31 +54,40 @@ class hopper_model : public testing::TestWithParam<model_product> {
     if (!lacking.empty()) GTEST_SKIP() << lacking;
   }
 
-  /// body(args) for every list of counts, with y full of NaN.
+  /// body(call, args) for gate_up and down and every list of counts, with y full of NaN.
   template <class Body>
-  void for_each_count(cases::data_mode data, Body const& body) {
-    auto const& [name, kind, shape] = GetParam();
-    product_source const source(call_.memory, kind, data, &call_.pool);
+  static void for_each_call(cases::data_mode data, Body const& body) {
+    auto const& [widths, kind] = GetParam();
+    for (matrices const& shape : {matrices::gate_up(experts, widths.hidden, widths.inter),
+                                  matrices::down(experts, widths.hidden, widths.inter)}) {
+      SCOPED_TRACE(shape.parts == 2 ? "gate_up" : "down");
+      big_call call;
+      for (grouped_gemm_args const& args : calls_of(kind, shape, data, call)) {
+        SCOPED_TRACE(std::to_string(live(args)) + " rows");
+        cases::poison(args.y, 0, args.y.extent[0]);
+        body(call, args);
+      }
+    }
+  }
+  static std::vector<grouped_gemm_args> calls_of(product kind, matrices const& shape,
+                                                 cases::data_mode data, big_call& call) {
+    product_source const source(call.memory, kind, data, &call.pool);
     constexpr index_t most = 420;
     grouped_gemm_args args;
     args.weights = source.weights(shape);
     args.implementation = hopper_implementation(kind);
     quantized_view const x = source.x(most, shape.cols);
     tensor_view const y =
-        call_.memory.tensor("y", cases::purpose::output, dtype::bf16, {most, shape.rows()});
+        call.memory.tensor("y", cases::purpose::output, dtype::bf16, {most, shape.rows()});
     std::vector<grouped_gemm_args> all;
     for (row_counts const& rows : counts) {
-      args.expert_begin = ranges_of(call_.memory, rows);
+      args.expert_begin = ranges_of(call.memory, rows);
       index_t const capacity = live(args) + 3;
       args.x = rows_of(x, 0, capacity);
       args.y = y.slice(0, 0, capacity);
       all.push_back(args);
     }
-    for (grouped_gemm_args const& each : all) {
-      SCOPED_TRACE(std::to_string(live(each)) + " rows");
-      cases::poison(each.y, 0, each.y.extent[0]);
-      body(each);
-    }
+    return all;
   }
 
   [[nodiscard]] static index_t begin_of(grouped_gemm_args const& args, index_t expert) {
@@ -119,31 +121,30 @@ class hopper_model : public testing::TestWithParam<model_product> {
       ASSERT_EQ(y[i], 0xffff) << "a row of no expert";
     }
   }
-
-  big_call call_;
 };
 
 TEST_P(hopper_model, integers_have_the_bits_of_the_cpu) {
-  for_each_count(cases::data_mode::exact, [&](grouped_gemm_args const& args) {
-    call_.expect_the_bits_of_the_cpu(args, multiply);
+  for_each_call(cases::data_mode::exact, [](big_call& call, grouped_gemm_args const& args) {
+    call.expect_the_bits_of_the_cpu(args, multiply);
   });
 }
 
 TEST_P(hopper_model, random_numbers_are_close_in_each_expert) {
-  for_each_count(cases::data_mode::random, [&](grouped_gemm_args const& args) {
-    call_.run_on_device(args, multiply);
-    call_.memory.download();
+  for_each_call(cases::data_mode::random, [](big_call& call, grouped_gemm_args const& args) {
+    call.run_on_device(args, multiply);
+    call.memory.download();
     grouped_gemm_args here = big_call::on_cpu(args);
     std::vector<float> wanted(static_cast<std::size_t>(here.y.extent[0] * here.y.extent[1]));
     here.y =
         tensor_view::contiguous(wanted.data(), dtype::f32, {here.y.extent[0], here.y.extent[1]});
-    grouped_gemm(here, cpu_stream(&call_.pool));
+    grouped_gemm(here, cpu_stream(&call.pool));
     expect_close(args, wanted);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(of, hopper_model, testing::ValuesIn(products()),
-                         [](auto const& given) { return given.param.name; });
+INSTANTIATE_TEST_SUITE_P(of, hopper_model, testing::ValuesIn(products()), [](auto const& given) {
+  return given.param.widths.name + ("_" + name(given.param.kind));
+});
 
 }  // namespace
 }  // namespace moe64::test
