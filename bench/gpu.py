@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures moe64 on a GPU beside the card's own copy and, where PyTorch is there, beside PyTorch: one run, one table.
 
-Writes bench/results/gpu-CARD.md and .json; docs/benchmarks.md explains them. Exits with 0 whether or not the bars hold:
+Writes bench/results/gpu-CARD.md, .json and .svg; docs/benchmarks.md explains them. Exits with 0 whether or not the bars hold:
 it measures, others judge.
 """
 
@@ -9,33 +9,42 @@ import argparse
 import json
 import pathlib
 import re
-import subprocess
 import sys
 import time
 
+import gpu_plot
 import tool
 from compare import commit
 from gpu_points import POINTS
 from report import slug
 
 HERE = pathlib.Path(__file__).resolve().parent
-UNITS = {"copy_share": "of copy", "microseconds": "us", "tflops": "TFLOP/s", "weights": "TB/s of weights"}
+UNITS = {"copy_share": "of copy", "microseconds": "us", "tflops": "TFLOP/s", "weights": "TB/s of weights",
+         "workspace": "GiB"}
+SMALLER_IS_BETTER = ("microseconds", "workspace")
 
 
 def figure_of(point, ours):
     """The number that the bar is about."""
-    if point.figure == "copy_share":
-        return ours["bytes_per_s"] / ours["limits"]["copy_bytes_per_s"]
-    if point.figure == "weights":
-        return ours["weight_bytes_per_s"] / 1e12
-    return ours["seconds"] * 1e6 if point.figure == "microseconds" else ours["flops_per_s"] / 1e12
+    return {"copy_share": lambda: ours["bytes_per_s"] / ours["limits"]["copy_bytes_per_s"],
+            "microseconds": lambda: ours["seconds"] * 1e6,
+            "tflops": lambda: ours["flops_per_s"] / 1e12,
+            "weights": lambda: ours["weight_bytes_per_s"] / 1e12,
+            "workspace": lambda: ours["workspace_bytes"] / 2**30}[point.figure]()
 
 
-def verdict(point, figure):
+def share_of_bar(point, figure):
+    """1 or more: the bar is met."""
     if not point.bar:
+        return None
+    return point.bar / figure if point.figure in SMALLER_IS_BETTER else figure / point.bar
+
+
+def verdict(point, share):
+    if share is None:
         return ""
-    met = figure <= point.bar if point.figure == "microseconds" else figure >= point.bar
-    return f"{'≤' if point.figure == 'microseconds' else '≥'} {point.bar:g}: {'met' if met else 'missed'}"
+    sign = "≤" if point.figure in SMALLER_IS_BETTER else "≥"
+    return f"{sign} {point.bar:g}: {'met' if share >= 1 else 'missed'}"
 
 
 def peers_module():
@@ -47,18 +56,40 @@ def peers_module():
     return gpu_peers
 
 
+def beside(peers, point):
+    """What each peer of a point takes, or why it did not run."""
+    found = []
+    for function, *arguments in point.peers if peers else ():
+        try:
+            name, seconds = getattr(peers, function)(*arguments)
+            found.append({"name": name, "seconds": seconds})
+        except Exception as failure:  # a peer that cannot run here is no reason to stop
+            found.append({"name": function, "failure": f"{type(failure).__name__}: {str(failure).splitlines()[0]}"})
+        peers.give_memory_back()
+    return found
+
+
 def measure(options, points, peers):
     """One process for the points of an operation, and the copy that they are held against."""
     lines = [f"{point.line} device={options.device}" for point in points]
     for point, ours in zip(points, tool.bench(options.tool, lines, options.threads, options.min_time)):
         figure = figure_of(point, ours)
+        share = share_of_bar(point, figure)
         found = {"group": point.group, "name": point.name, "line": point.line, "ours": ours, "figure": figure,
-                 "unit": UNITS[point.figure], "bar": verdict(point, figure)}
-        if point.peer and peers:
-            name, seconds = getattr(peers, point.peer[0])(*point.peer[1:])
-            found["peer"] = {"name": name, "seconds": seconds}
-        print(f"{point.group}, {point.name}: {figure:.3f} {found['unit']} {found['bar']}", file=sys.stderr, flush=True)
+                 "unit": UNITS[point.figure], "share": share, "bar": verdict(point, share), "peers": beside(peers, point)}
+        print(f"{point.group}, {point.name}: {figure:.3f} {found['unit']} {found['bar']} {text_of(found)}", file=sys.stderr,
+              flush=True)
         yield found
+
+
+def text_of(one):
+    """The peers of a point: their time, and that beside ours."""
+    texts = []
+    for peer in one["peers"]:
+        beside_ours = f"{1e6 * peer['seconds']:.1f} us: {peer['seconds'] / one['ours']['seconds']:.2f}x" \
+            if "seconds" in peer else peer["failure"]
+        texts.append(f"{peer['name']} {beside_ours}")
+    return "; ".join(texts)
 
 
 def table(card, measured):
@@ -68,15 +99,13 @@ def table(card, measured):
     lines = [f"# moe64 on {card['name']}", "",
              f"{card['date']}, commit {card['commit']}, copy {copy / 1e12:.2f} TB/s. {met} of {len(judged)} bars met.",
              "[docs/benchmarks.md](../../docs/benchmarks.md) says how the figures are taken.", "",
-             "| operation | problem | implementation | time | figure | bar | peer |", "|---|---|---|---|---|---|---|"]
+             "| operation | problem | implementation | time | figure | bar | peers |", "|---|---|---|---|---|---|---|"]
     for one in measured:
         seconds = one["ours"]["seconds"]
         time_text = f"{1e6 * seconds:.1f} us" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
-        peer = one.get("peer")
-        beside = f"{peer['name']} {1e6 * peer['seconds']:.1f} us: {peer['seconds'] / seconds:.2f}x" if peer else ""
-        figure = f"{one['figure']:.3f}" if one["unit"] in ("of copy", "TB/s of weights") else f"{one['figure']:.1f}"
+        figure = f"{one['figure']:.3f}" if one["unit"] in ("of copy", "TB/s of weights", "GiB") else f"{one['figure']:.1f}"
         lines.append(f"| {one['group']} | {one['name']} | {one['ours']['impl']} | {time_text} | {figure} {one['unit']} | "
-                     f"{one['bar']} | {beside} |")
+                     f"{one['bar']} | {text_of(one)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -85,7 +114,8 @@ def main():
     parser.add_argument("--tool", default=str(HERE.parent / "build/release/bin/moe64"), help="the moe64 to measure")
     parser.add_argument("--device", default="cuda:0", help="default cuda:0")
     parser.add_argument("--threads", type=int, default=16, help="for making the data (default 16)")
-    parser.add_argument("--min-time", type=float, default=0.1, help="seconds per measurement (default 0.1)")
+    parser.add_argument("--min-time", type=float, default=0.05,
+                        help="seconds of replays per measurement, at least ten of them (default 0.05)")
     parser.add_argument("--only", default="", metavar="REGEX", help="points whose operation or name it matches")
     parser.add_argument("--commit", default="", help="what to call the tree where it is no checkout")
     parser.add_argument("--output", type=pathlib.Path, help="path without suffix (default bench/results/gpu-CARD)")
@@ -102,10 +132,13 @@ def main():
     base = options.output or HERE / "results" / f"gpu-{slug(card['name'])}{'-partial' if options.only else ''}"
     base.parent.mkdir(parents=True, exist_ok=True)
     measured = []
+    begin = time.monotonic()
     for group in dict.fromkeys(point.group for point in points):
         measured += measure(options, [point for point in points if point.group == group], peers)
         base.with_suffix(".json").write_text(json.dumps({"card": card, "points": measured}, indent=1) + "\n")
         base.with_suffix(".md").write_text(table(card, measured))  # what there is so far
+        print(f"{group}: done after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    base.with_suffix(".svg").write_text(gpu_plot.picture(card, measured))
     print(base.with_suffix(".md").read_text())
 
 

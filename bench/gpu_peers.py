@@ -1,10 +1,14 @@
 """The same computations in PyTorch on the GPU, for `make bench-gpu`. Each function gives (what it is, seconds)."""
 
+import gc
 import math
 import statistics
 import time
+from types import SimpleNamespace
 
 import torch
+
+REPLAYS = 12
 
 
 def between_events(body):
@@ -15,6 +19,15 @@ def between_events(body):
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / 1e3
+
+
+def median_seconds(body):
+    """Median over runs of what body() queues, with a rest as long after each."""
+    found = []
+    for _ in range(REPLAYS):
+        found.append(between_events(body))
+        time.sleep(found[-1])
+    return statistics.median(found)
 
 
 def seconds_of(body):
@@ -31,11 +44,13 @@ def seconds_of(body):
         for _ in range(times):
             body()
     graph.replay()
-    found = []
-    for _ in range(20):
-        found.append(between_events(graph.replay))
-        time.sleep(found[-1])
-    return statistics.median(found) / times
+    return median_seconds(graph.replay) / times
+
+
+def give_memory_back():
+    """What PyTorch keeps for later is missing to the other process."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def numbers(*shape):
@@ -86,8 +101,55 @@ def activate(rows, inter):
     return "torch.compile", seconds_of(silu_glu)
 
 
-def grouped_gemm(tokens, experts, top_k, hidden, inter):
+def ends_of(rows, experts):
+    """Where the rows of each expert end, uniform routing."""
+    return torch.randint(0, experts, (rows,), device="cuda").bincount(minlength=experts).cumsum(0).to(torch.int32)
+
+
+def codes(*shape):
+    """Normal numbers as e4m3, made expert by expert: a whole stack as bf16 would be twice as large."""
+    found = torch.empty(shape, device="cuda", dtype=torch.float8_e4m3fn)
+    for part in found if len(shape) == 3 else [found]:
+        part.copy_((100 * numbers(*part.shape)).clamp(-448, 448))
+    return found
+
+
+def grouped_mm(tokens, experts, top_k, outs, depth):
+    x, weights = numbers(tokens * top_k, depth), numbers(experts, outs, depth)
+    ends = ends_of(tokens * top_k, experts)
+    return "torch._grouped_mm", seconds_of(lambda: torch._grouped_mm(x, weights.transpose(1, 2), offs=ends))
+
+
+def scaled_grouped_mm(tokens, experts, top_k, outs, depth):
+    """FP8 by FP8 with one scale per row: what PyTorch has; moe64 beside it takes blocks of 128."""
     rows = tokens * top_k
-    x, weights = numbers(rows, hidden), numbers(experts, 2 * inter, hidden)
-    ends = torch.randint(0, experts, (rows,), device="cuda").bincount(minlength=experts).cumsum(0).to(torch.int32)
-    return "torch._grouped_mm", seconds_of(lambda: torch._grouped_mm(x, weights.transpose(-2, -1), offs=ends))
+    x, weights, ends = codes(rows, depth), codes(experts, outs, depth), ends_of(rows, experts)
+    x_scales, weight_scales = torch.rand(rows, device="cuda"), torch.rand(experts, outs, device="cuda")
+    return "torch._scaled_grouped_mm, row scales", seconds_of(
+        lambda: torch._scaled_grouped_mm(x, weights.transpose(1, 2), x_scales, weight_scales, offs=ends,
+                                         out_dtype=torch.bfloat16, use_fast_accum=True))
+
+
+def dequantised_grouped_mm(tokens, experts, top_k, outs, depth):
+    from lora_peer import dequantised
+
+    x, ends = numbers(tokens * top_k, depth), ends_of(tokens * top_k, experts)
+    stack = SimpleNamespace(values=codes(experts, outs, depth),
+                            scales=torch.rand(experts, outs // 128, depth // 128, device="cuda"))
+    return "Triton dequantise, torch._grouped_mm", seconds_of(
+        lambda: torch._grouped_mm(x, dequantised(stack).transpose(1, 2), offs=ends))
+
+
+def transformers(tokens, experts, top_k, hidden, inter):
+    """What a user of Transformers gets: bf16, its own kernels, launched one by one."""
+    from peers import make_experts
+
+    with torch.device("cuda"), torch.inference_mode():
+        module = make_experts(SimpleNamespace(peer="glm4_moe_lite", experts=experts, top_k=top_k, hidden=hidden,
+                                              inter=inter))
+        module.config._experts_implementation = "grouped_mm"
+        x = numbers(tokens, hidden)
+        weights, ids = torch.topk(torch.rand(tokens, experts), top_k, dim=-1)
+        for _ in range(3):
+            module(x, ids, weights.to(torch.bfloat16))
+        return "Transformers, bf16 grouped_mm", median_seconds(lambda: module(x, ids, weights.to(torch.bfloat16)))

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <map>
 
@@ -29,9 +30,19 @@ struct measured {
 };
 
 /// The experts of one small batch can fit into a cache, where those of a decoder never stay: with
-/// few tokens the runs take turns among so many routings.
+/// few tokens the runs of a layer take turns among so many routings, and those of a product on a
+/// device among so many stacks of experts.
 index_t routings_of(problem const& p) {
-  return p.op == operation::layer && p.tokens <= 16 ? 16 : 1;
+  constexpr index_t most = 16;
+  if (p.op == operation::layer) return p.tokens <= 16 ? most : 1;
+  bool const product = p.op == operation::grouped_gemm && p.tokens <= 4096;
+  if (!product || p.device.kind == device_kind::cpu) return 1;
+  constexpr double enough = 1 << 30;  // many times any cache
+  double const experts = static_cast<double>(std::min(p.experts, checked_mul(p.tokens, p.top_k)));
+  double const bytes = experts * static_cast<double>(p.hidden) * static_cast<double>(p.inter) *
+                       (is_gated(p.act.kind) ? 2.0 : 1.0) *
+                       static_cast<double>(bits(value_type(p.weight))) / 8.0;
+  return std::clamp<index_t>(std::lround(std::ceil(enough / std::max(bytes, 1.0))), 1, most);
 }
 
 measured bench_one(problem const& p, bench_options const& options, cpu_pool& pool) {
@@ -39,7 +50,7 @@ measured bench_one(problem const& p, bench_options const& options, cpu_pool& poo
   result.refused = attempt([&] {
     progress_bar bar(line_of(p), "runs", options.progress);
     reset_peak_memory();
-    cases::problem_case c(p, {cases::data_mode::random, &pool, -1, routings_of(p)});
+    cases::problem_case c(p, {cases::data_mode::random, &pool, -1, routings_of(p), true});
     cases::queue const queue(p.device, &pool);
     result.implementation = c.implementation(queue.get());
     result.time = time_of(c, queue.get(), options.min_seconds, bar);

@@ -62,10 +62,11 @@ timing time_on_cuda(cases::problem_case& c, stream where, double min_seconds, pr
   graph.replay(where);  // the first one moves it to the device
   cuda_wait(where);
   double seconds = 0.0;
-  return repeat(10, min_seconds, bar, [&](index_t) {
+  auto const executions = static_cast<double>(rounds * c.routings());
+  return repeat(10, min_seconds / executions, bar, [&](index_t) {
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
     seconds = device_seconds(timer, where, [&] { graph.replay(where); });
-    return seconds / static_cast<double>(rounds * c.routings());
+    return seconds / executions;
   });
 }
 

@@ -3,6 +3,7 @@
 #include "fmt/format.h"
 #include "moe64/error.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -43,16 +44,33 @@ workspace arena::scratch(std::string name, index_t bytes) {
   return {allocate(std::move(name), purpose::scratch, bytes), bytes, device_};
 }
 
+index_t arena::entries_to_fill(tensor_view const& input) {
+  index_t const entry = input.stride[0] * bits(input.type) / 8;
+  if (device_.kind == device_kind::cpu || input.span_bytes() <= repeat_after_ || entry == 0) {
+    return input.extent[0];
+  }
+  index_t const entries = std::min(input.extent[0], ceil_div(repeat_after_, entry));
+  for (buffer& b : buffers_) {
+    if (b.memory.data() == input.data) b.filled = entries * entry;
+  }
+  return entries;
+}
+
 void arena::upload() {
   if (device_.kind == device_kind::cpu) return;
   if (!copies_) copies_.emplace(device_);
   for (buffer& b : buffers_) {
     if (b.twin) continue;
     b.twin.emplace(b.bytes + canary_bytes, device_);
-    index_t const filled = b.use == purpose::input ? b.bytes : 0;
-    std::byte* const canaries = static_cast<std::byte*>(b.twin->memory().data) + b.bytes;
-    cuda_copy(b.twin->memory().data, b.memory.data(), filled, copies_->get());
-    cuda_copy(canaries, b.memory.data() + b.bytes, canary_bytes, copies_->get());
+    auto* const twin = static_cast<std::byte*>(b.twin->memory().data);
+    cuda_copy(twin + b.bytes, b.memory.data() + b.bytes, canary_bytes, copies_->get());
+    if (b.use != purpose::input) continue;
+    cuda_copy(twin, b.memory.data(), b.filled, copies_->get());
+    for (index_t done = b.filled; done < b.bytes;) {
+      index_t const more = std::min(done, b.bytes - done);
+      cuda_copy(twin + done, twin, more, copies_->get());
+      done += more;
+    }
   }
   cuda_wait(copies_->get());
 }
@@ -90,12 +108,13 @@ index_t arena::device_bytes() const {
 void arena::poison() {
   for (buffer const& b : buffers_) {
     for (index_t i = b.bytes; i < b.memory.bytes(); ++i) b.memory.data()[i] = canary(i - b.bytes);
-    if (b.use != purpose::input) {
-      std::memset(b.memory.data(), poison_byte, static_cast<std::size_t>(b.bytes));
+    bool const written = b.use != purpose::input;
+    if (!b.twin) {
+      if (written) std::memset(b.memory.data(), poison_byte, static_cast<std::size_t>(b.bytes));
+      continue;
     }
-    if (!b.twin) continue;
     auto* const twin = static_cast<std::byte*>(b.twin->memory().data);
-    if (b.use != purpose::input) cuda_fill(twin, poison_byte, b.bytes, copies_->get());
+    if (written) cuda_fill(twin, poison_byte, b.bytes, copies_->get());
     cuda_copy(twin + b.bytes, b.memory.data() + b.bytes, canary_bytes, copies_->get());
   }
   if (copies_) cuda_wait(copies_->get());

@@ -6,6 +6,7 @@
 #include "moe64/tensor.hpp"
 
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,13 @@ class arena {
   tensor_view tensor(std::string name, purpose use, dtype type,
                      std::initializer_list<index_t> extents, index_t touched = -1);
   workspace scratch(std::string name, index_t bytes);
+
+  /// On a CUDA device: inputs of more than `bytes` bytes repeat themselves after about as many.
+  /// They are made sooner, and for whoever asks for the time and not for the result as good as any.
+  void repeat_inputs_after(index_t bytes) { repeat_after_ = bytes; }
+  /// Entries of dimension 0 of an input that whoever made it must fill: all, or the first ones,
+  /// which upload() repeats.
+  [[nodiscard]] index_t entries_to_fill(tensor_view const& input);
 
   /// Make the twins, and copy what the inputs hold: when all buffers are allocated and filled.
   void upload();
@@ -68,6 +76,7 @@ class arena {
     purpose use;
     index_t bytes;
     mapping memory;
+    index_t filled = bytes;  ///< of an input, by its user
     std::optional<cuda_buffer> twin = {};
   };
   [[nodiscard]] void* twin_of(void* data) const;
@@ -76,6 +85,7 @@ class arena {
   moe64::device device_;
   index_t limit_;
   index_t touched_ = 0;
+  index_t repeat_after_ = std::numeric_limits<index_t>::max();
   std::optional<cuda_queue> copies_;  ///< between buffers and their twins
 };
 

@@ -30,7 +30,8 @@ class grouped_gemm_scenario final : public scenario {
     int const parts = is_gated(p.act.kind) ? 2 : 1;
     index_t const capacity = checked_mul(p.tokens, p.top_k);
     weight_builder build(s.memory, p, s.data, s.executor, routed_.used_experts());
-    args_.weights = build.stack("gate_up", tensor_id::gate_up, parts, p.inter, p.hidden);
+    make_stacks(parts);
+    args_.weights = stacks_.front();
     args_.expert_begin = plan_.expert_begin;
     args_.transpose = p.backward;
     args_.implementation = p.impl;
@@ -50,7 +51,7 @@ class grouped_gemm_scenario final : public scenario {
             ? quantized_rows(s, "x", capacity, routed_.live(), in)
             : quantized_view::plain(plain_rows(s, "x", tensor_id::x, capacity, routed_.live(), in));
     args_.y = s.memory.tensor("y", purpose::output, p.io, {capacity, out});
-    weight_bytes_ = build.bytes_in_use();
+    weight_bytes_ += build.bytes_in_use();
   }
 
   void execute(stream where) const override { grouped_gemm(s_.memory.there(args_), where); }
@@ -72,6 +73,11 @@ class grouped_gemm_scenario final : public scenario {
 
   [[nodiscard]] index_t skipped_slots() const override { return routed_.rows.skipped; }
 
+  [[nodiscard]] index_t routings() const override { return std::ssize(stacks_); }
+  void use_routing(index_t routing) override {
+    args_.weights = stacks_.at(static_cast<std::size_t>(routing));
+  }
+
   void compare(comparison& result) const override {
     rounding_path path;
     path.stored = 1.0;
@@ -89,6 +95,23 @@ class grouped_gemm_scenario final : public scenario {
   }
 
  private:
+  /// The same routing on other experts: `routings` stacks, one behind the other.
+  void make_stacks(int parts) {
+    problem const& p = s_.p;
+    problem all = p;
+    all.experts = checked_mul(p.experts, s_.routings);
+    std::vector<index_t> used;
+    for (index_t copy = 0; copy < s_.routings; ++copy) {
+      for (index_t const e : routed_.used_experts()) used.push_back(copy * p.experts + e);
+    }
+    weight_builder build(s_.memory, all, s_.data, s_.executor, used);
+    weight_stack const whole = build.stack("gate_up", tensor_id::gate_up, parts, p.inter, p.hidden);
+    for (index_t copy = 0; copy < s_.routings; ++copy) {
+      stacks_.push_back(experts_of(whole, copy * p.experts, (copy + 1) * p.experts));
+    }
+    weight_bytes_ = build.bytes_in_use() / static_cast<double>(s_.routings);
+  }
+
   /// Multiply-adds of one row.
   [[nodiscard]] double products() const {
     return static_cast<double>(args_.weights.rows()) * static_cast<double>(args_.weights.cols());
@@ -136,6 +159,7 @@ class grouped_gemm_scenario final : public scenario {
   setting s_;
   routed_tokens routed_;
   routing_plan plan_;
+  std::vector<weight_stack> stacks_;  ///< one per routing
   grouped_gemm_args args_;
   double weight_bytes_ = 0.0;
 };

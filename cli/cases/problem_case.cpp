@@ -40,6 +40,9 @@ std::unique_ptr<scenario> make_scenario(setting const& s) {
   throw error(errc::internal, "[case] an operation without a scenario");
 }
 
+/// More than the caches of a device hold.
+constexpr index_t repeated_bytes = index_t{128} << 20;
+
 /// Refuse what cannot fit before the first page of it is touched: less than the problem will need,
 /// but the part of it that grows with the tokens.
 void check_size(problem const& p, index_t limit) {
@@ -72,6 +75,7 @@ struct problem_case::state {
     // The library knows which devices this build can serve, and says why not.
     (void)plan_scratch_bytes(1, 1, 1, p.device);
     check_size(p, memory.limit());
+    if (options.only_timed) memory.repeat_inputs_after(repeated_bytes);
     scene = make_scenario({p, options.data, memory, options.executor, options.routings});
     memory.upload();
   }

@@ -18,7 +18,9 @@ struct case_options {
   cpu_executor* executor =
       nullptr;                ///< fills the operands and runs the oracle; null: the calling thread
   index_t memory_limit = -1;  ///< bytes that may be touched; -1: what the system has left
-  index_t routings = 1;       ///< op=layer: independent routings to take turns with use_routing
+  index_t routings = 1;       ///< op=layer: independent routings to take turns with use_routing;
+                              ///< op=grouped_gemm: stacks of experts
+  bool only_timed = false;    ///< nobody looks at results: large inputs on a device may repeat
 };
 
 /// What verify found.
@@ -57,8 +59,8 @@ class problem_case {
   /// Run once, on whatever outputs and scratch hold. On a CUDA device it returns when the work is
   /// queued.
   void execute(stream where) const;
-  /// Routings that the case was built with (1 for anything but a layer), and which one execute uses
-  /// from now on. The first is the one that verify knows.
+  /// Routings that the case was built with (1 for anything but a layer and a grouped_gemm), and
+  /// which one execute uses from now on. The first is the one that verify knows.
   [[nodiscard]] index_t routings() const;
   void use_routing(index_t routing);
   /// Wait for what was executed, and let output() show it.

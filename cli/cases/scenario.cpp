@@ -20,6 +20,19 @@ void refuse_exact(setting const& s, char const* why) {
               fmt::format("[case] op={} with exact data: {}", name(s.p.op), why));
 }
 
+namespace {
+
+/// `live` rows of a matrix that `source` fills; the others are NaN.
+void fill_rows(setting const& s, number_source const& source, tensor_view const& matrix,
+               tensor_id id, index_t live) {
+  index_t const rows = matrix.extent[0];
+  index_t const filled = live == rows ? s.memory.entries_to_fill(matrix) : live;
+  source.fill(matrix, s.p.seed, id, 0, filled, s.executor);
+  poison(matrix, live, rows);
+}
+
+}  // namespace
+
 quantized_view quantized_rows(setting const& s, std::string const& name, index_t rows, index_t live,
                               index_t cols) {
   dtype const weights = value_type(s.p.weight);
@@ -39,10 +52,8 @@ quantized_view quantized_rows(setting const& s, std::string const& name, index_t
   auto const scale_source =
       exact ? number_source::one_of(dtype::f32, {0.5, 1.0})
             : number_source::spread(dtype::f32, 0.5 / deviation, 2.0 / deviation);
-  code_source.fill(codes, s.p.seed, tensor_id::rows, 0, live, s.executor);
-  scale_source.fill(scales, s.p.seed, tensor_id::row_scales, 0, live, s.executor);
-  poison(codes, live, rows);
-  poison(scales, live, rows);
+  fill_rows(s, code_source, codes, tensor_id::rows, live);
+  fill_rows(s, scale_source, scales, tensor_id::row_scales, live);
   return quantized_view::scaled(codes, scales, layout);
 }
 
@@ -51,8 +62,7 @@ tensor_view plain_rows(setting const& s, std::string const& name, tensor_id id, 
   tensor_view const matrix = s.memory.tensor(name, purpose::input, s.p.io, {rows, cols});
   auto const source = s.data == data_mode::exact ? number_source::one_of(s.p.io, {-1.0, 0.0, 1.0})
                                                  : number_source::normal(s.p.io, 1.0);
-  source.fill(matrix, s.p.seed, id, 0, live, s.executor);
-  poison(matrix, live, rows);
+  fill_rows(s, source, matrix, id, live);
   return matrix;
 }
 

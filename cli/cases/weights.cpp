@@ -69,7 +69,12 @@ tensor_view weight_builder::filled(std::string const& name, tensor_id id,
   tensor_view const tensor =
       shape(memory_.allocate(name, purpose::input, bytes, poisons ? bytes : in_use));
   if (poisons) poison(tensor, 0, p_.experts);
-  for (index_t const e : used_) source.fill(tensor, p_.seed, id, e, e + 1, executor_);
+  index_t const filled = poisons ? p_.experts : memory_.entries_to_fill(tensor);
+  if (filled < p_.experts) {
+    source.fill(tensor, p_.seed, id, 0, filled, executor_);
+  } else {
+    for (index_t const e : used_) source.fill(tensor, p_.seed, id, e, e + 1, executor_);
+  }
   bytes_in_use_ += static_cast<double>(in_use);
   return tensor;
 }
@@ -133,6 +138,18 @@ weight_stack weight_builder::stack(std::string const& name, tensor_id id, int pa
                                    index_t cols) {
   auto const part = parts_of(name, id, parts, rows, cols);
   return parts == 2 ? weight_stack::gate_up(part[0], part[1]) : weight_stack::single(part[0]);
+}
+
+weight_stack experts_of(weight_stack const& stack, index_t begin, index_t end) {
+  auto const some = [&](quantized_view const& q) {
+    tensor_view const values = q.values().slice(0, begin, end);
+    if (q.is_plain()) return quantized_view::plain(values);
+    global_scale global = q.global();
+    if (global.values.present()) global.values = global.values.slice(0, begin, end);
+    return quantized_view::scaled(values, q.scales().slice(0, begin, end), q.layout(), global);
+  };
+  return stack.parts() == 2 ? weight_stack::gate_up(some(stack.part(0)), some(stack.part(1)))
+                            : weight_stack::single(some(stack.part(0)));
 }
 
 quantized_view weight_builder::matrix(std::string const& name, tensor_id id, index_t rows,

@@ -52,4 +52,7 @@ class weight_builder {
   double bytes_in_use_ = 0.0;
 };
 
+/// Experts [begin, end) of a stack.
+[[nodiscard]] weight_stack experts_of(weight_stack const& stack, index_t begin, index_t end);
+
 }  // namespace moe64::cases

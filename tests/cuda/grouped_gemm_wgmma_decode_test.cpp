@@ -119,7 +119,7 @@ TEST_F(cuda_wgmma_decode, every_number_of_rows) {
 }
 
 TEST_F(cuda_wgmma_decode, any_number_of_experts) {
-  for (index_t const experts : {1, 2, 257, 1025}) {
+  for (index_t const experts : {1, 2, 257, 512, 896, 1025}) {
     std::vector<index_t> counts;
     for (index_t e = 0; e < experts; ++e) counts.push_back(e % 7 == 3 ? e % 40 : e % 3);
     SCOPED_TRACE(experts);

@@ -25,11 +25,14 @@ class big_call {
         queue_(device::cuda(0)) {}
 
   /// Why this machine cannot hold a call with operands of so many bytes; empty when it can.
-  [[nodiscard]] static std::string lacks(index_t bytes) {
+  [[nodiscard]] static std::string lacks(index_t bytes) { return lacks(bytes, bytes); }
+  [[nodiscard]] static std::string lacks(index_t device_bytes, index_t host_bytes) {
     index_t const on_device = cuda_info(device::cuda(0)).memory_free;
     index_t const on_host = cases::available_memory();
-    if (bytes + (index_t{2} << 30) <= std::min(on_device, on_host)) return {};
-    return "needs " + std::to_string(bytes >> 30) + " GiB, the device has " +
+    constexpr index_t spare = index_t{2} << 30;
+    if (device_bytes + spare <= on_device && host_bytes + spare <= on_host) return {};
+    return "needs " + std::to_string(device_bytes >> 30) + " GiB and " +
+           std::to_string(host_bytes >> 30) + " on the host, the device has " +
            std::to_string(on_device >> 30) + ", the host " + std::to_string(on_host >> 30);
   }
 
@@ -53,10 +56,10 @@ class big_call {
     return z ^ (z >> 27);
   }
 
-  /// run(args, stream) on both; the outputs have the same bytes. `args` says cuda:0 and points to
-  /// host memory of `memory`.
+  /// run(args, stream) on the device, from NaN in its outputs. `args` says cuda:0 and points to
+  /// host memory of `memory`; what ran there is returned.
   template <class Args, class Run>
-  void expect_the_bits_of_the_cpu(Args const& args, Run const& run) {
+  Args run_on_device(Args const& args, Run const& run) {
     memory.upload();
     Args there = memory.there(args);
     for (operand const& output : outputs_of(there)) {
@@ -64,9 +67,20 @@ class big_call {
     }
     run(there, queue_.get());
     cuda_wait(queue_.get());
-    Args here = args;
-    for_each_operand(here, [](operand const& o) { o.tensor.device = device::cpu(); });
-    here.implementation = {};
+    return there;
+  }
+  /// The same call for the CPU, on the memory of the host.
+  template <class Args>
+  [[nodiscard]] static Args on_cpu(Args args) {
+    for_each_operand(args, [](operand const& o) { o.tensor.device = device::cpu(); });
+    args.implementation = {};
+    return args;
+  }
+  /// run(args, stream) on both; the outputs have the same bytes.
+  template <class Args, class Run>
+  void expect_the_bits_of_the_cpu(Args const& args, Run const& run) {
+    Args there = run_on_device(args, run);
+    Args here = on_cpu(args);
     run(here, cpu_stream(&pool));
     auto const found = outputs_of(there), wanted = outputs_of(here);
     for (std::size_t i = 0; i < found.size(); ++i) {
@@ -102,9 +116,9 @@ class big_call {
 };
 
 /// A test that the machine cannot hold is skipped, and says what it needs.
-#define MOE64_NEEDS(bytes)                                                    \
-  if (std::string const lacking = big_call::lacks(bytes); !lacking.empty()) { \
-    GTEST_SKIP() << lacking;                                                  \
+#define MOE64_NEEDS(...)                                                            \
+  if (std::string const lacking = big_call::lacks(__VA_ARGS__); !lacking.empty()) { \
+    GTEST_SKIP() << lacking;                                                        \
   }
 
 }  // namespace moe64::test
