@@ -92,6 +92,47 @@ support takes_part(quantized_view const& q, orientation const& way) {
                                  to_string(values)));
 }
 
+grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args) {
+  grouped_gemm_mma_parameters p = {};
+  orientation const way(args);
+  weight_stack const& stack = args.weights;
+  p.expert_begin = args.expert_begin;
+  p.x = static_cast<std::uint8_t const*>(args.x.values().data);
+  p.x_row_bytes = args.x.values().stride[1] * 2;
+  for (int part = 0; part < stack.parts(); ++part) {
+    p.weights[part] = weights_of(stack.part(part), way.transpose, way.cols_contiguous);
+    p.bias[part] = args.bias[static_cast<std::size_t>(part)];
+  }
+  p.n_parts = args.transpose ? 1 : stack.parts();
+  p.k_parts = args.transpose ? stack.parts() : 1;
+  p.n_part = args.transpose ? stack.cols() : stack.part_rows();
+  p.k_part = args.transpose ? stack.part_rows() : stack.cols();
+  p.code = stack.type();
+  if (!stack.is_plain()) p.grid = *grid_of(args);
+  p.low_rank = low_rank_of(args);
+  p.y = args.y;
+  return p;
+}
+
+codes_kind kind_of(grouped_gemm_args const& args) {
+  if (args.weights.is_plain()) return codes_kind::none;
+  mma_scale_grid const grid = *grid_of(args);
+  index_t const k = args.transpose ? args.weights.part_rows() : args.weights.cols();
+  bool const one_scale = (orientation(args).deep() ? grid.shift_k : grid.shift_n) >= 4;
+  if (!one_scale || k % 64 != 0) return codes_kind::careful;
+  return args.weights.type() == dtype::e4m3 ? codes_kind::e4m3 : codes_kind::even;
+}
+
+/// From the rows that an expert has on average; whatever it says, the bits are the same.
+mma_size size_of(grouped_gemm_args const& args) {
+  index_t const each = ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
+  if (each <= 16) return mma_size::few;
+  if (args.weights.is_plain() && args.y.extent[1] <= mma_thin_outs) return mma_size::thin;
+  return each <= 64 ? mma_size::some : mma_size::many;
+}
+
+}  // namespace
+
 support takes_low_rank(grouped_gemm_args const& args) {
   low_rank_term const& low = args.low_rank;
   if (!low.u.present()) return support::yes();
@@ -129,45 +170,6 @@ mma_low_rank low_rank_of(grouped_gemm_args const& args) {
   result.scaling = low.scaling;
   return result;
 }
-
-grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args) {
-  grouped_gemm_mma_parameters p = {};
-  orientation const way(args);
-  weight_stack const& stack = args.weights;
-  p.expert_begin = args.expert_begin;
-  p.x = static_cast<std::uint8_t const*>(args.x.values().data);
-  p.x_row_bytes = args.x.values().stride[1] * 2;
-  for (int part = 0; part < stack.parts(); ++part) {
-    p.weights[part] = weights_of(stack.part(part), way.transpose, way.cols_contiguous);
-    p.bias[part] = args.bias[static_cast<std::size_t>(part)];
-  }
-  p.n_parts = args.transpose ? 1 : stack.parts();
-  p.k_parts = args.transpose ? stack.parts() : 1;
-  p.n_part = args.transpose ? stack.cols() : stack.part_rows();
-  p.k_part = args.transpose ? stack.part_rows() : stack.cols();
-  p.code = stack.type();
-  if (!stack.is_plain()) p.grid = *grid_of(args);
-  p.low_rank = low_rank_of(args);
-  p.y = args.y;
-  return p;
-}
-
-codes_kind kind_of(grouped_gemm_args const& args) {
-  if (args.weights.is_plain()) return codes_kind::none;
-  mma_scale_grid const grid = *grid_of(args);
-  index_t const k = args.transpose ? args.weights.part_rows() : args.weights.cols();
-  bool const one_scale = (orientation(args).deep() ? grid.shift_k : grid.shift_n) >= 4;
-  if (!one_scale || k % 64 != 0) return codes_kind::careful;
-  return args.weights.type() == dtype::e4m3 ? codes_kind::e4m3 : codes_kind::even;
-}
-
-/// From the rows that an expert has on average; whatever it says, the bits are the same.
-mma_size size_of(index_t rows, index_t experts) {
-  index_t const each = ceil_div(rows, std::max<index_t>(experts, 1));
-  return each <= 16 ? mma_size::few : each <= 64 ? mma_size::some : mma_size::many;
-}
-
-}  // namespace
 
 support takes_rows(char const* argument, tensor_view const& matrix) {
   if (matrix.type != dtype::bf16 && matrix.type != dtype::f16) {
@@ -209,8 +211,8 @@ mma_size size_that_fits(launcher const& on, mma_size wanted, codes_kind codes) {
   // What the kernels declare themselves, and what the system keeps of each block's.
   constexpr index_t declared = 4096;
   index_t const limit = on.shared_bytes();
-  for (mma_size const size : {mma_size::many, mma_size::some}) {
-    if (size > wanted) continue;
+  for (mma_size const size : {mma_size::many, mma_size::thin, mma_size::some}) {
+    if (size > wanted || (size == mma_size::thin && wanted != size)) continue;
     if (grouped_gemm_mma_shape(size, codes).shared_bytes + declared <= limit) return size;
   }
   return mma_size::few;
@@ -219,8 +221,7 @@ mma_size size_that_fits(launcher const& on, mma_size wanted, codes_kind codes) {
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   codes_kind const codes = kind_of(args);
-  mma_size const wanted = size_of(args.x.rows(), args.weights.experts());
-  mma_size const size = size_that_fits(on, wanted, codes);
+  mma_size const size = size_that_fits(on, size_of(args), codes);
   mma_shape const shape = grouped_gemm_mma_shape(size, codes);
   mma_variant const variant = {args.x.type() == dtype::bf16, orientation(args).deep(), codes};
   index_t const tiles = most_tiles(args, shape.rows, shape.outs);

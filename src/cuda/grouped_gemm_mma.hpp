@@ -11,6 +11,11 @@ namespace moe64::cuda::mma {
 /// 16-bit rows whose 16-byte pieces can be copied: the reason why not, or nothing.
 [[nodiscard]] support takes_rows(char const* argument, tensor_view const& matrix);
 
+/// A low-rank term of the type of x, or with f32 weights.
+[[nodiscard]] support takes_low_rank(grouped_gemm_args const& args);
+/// Without one, or of rank 0: zeros.
+[[nodiscard]] mma_low_rank low_rank_of(grouped_gemm_args const& args);
+
 [[nodiscard]] support takes(grouped_gemm_args const& args);
 void grouped_gemm(grouped_gemm_args const& args, stream where);
 

@@ -89,6 +89,8 @@ support takes(grouped_gemm_args const& args) {
     if (q.is_plain()) continue;
     if (support const scales = takes_scales(args.x, q); !scales) return scales;
   }
+  if (args.transpose) return support::no("weights are transposed");
+  if (args.low_rank.u.present()) return support::no("there is a low-rank term");
   return takes_call(args);
 }
 

@@ -1,5 +1,6 @@
 #include "cuda/grouped_gemm_wgmma_decode.hpp"
 
+#include "cuda/grouped_gemm_mma.hpp"
 #include "cuda/kernels/grouped_gemm_wgmma_decode.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/wgmma_operands.hpp"
@@ -7,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace moe64::cuda::wgmma_decode {
 namespace {
@@ -20,71 +22,118 @@ support takes_types(grouped_gemm_args const& args) {
       fmt::format("x is {} and weights are {}, not bf16 or f16 and e4m3", name(x), name(weights)));
 }
 
-void describe_x(tensor_view const& x, encoder const& encode, grouped_gemm_decode_parameters& p) {
-  int rows = 8;
-  for (tensor_map& map : p.x) {
-    map = encode({.data = x.data,
+/// Rows [capacity, parts * cols] of numbers as (k, part, row): behind the end of a part are zeros.
+void describe_rows(tensor_view const& rows, int parts, encoder const& encode,
+                   tensor_map (&maps)[5]) {
+  int const last = rows.rank - 1;
+  index_t const part = rows.extent[last] / parts, row_bytes = rows.stride[last - 1] * 2;
+  int box_rows = 8;
+  for (tensor_map& map : maps) {
+    map = encode({.data = rows.data,
                   .element_bytes = 2,
-                  .rank = 2,
-                  .extent = {x.extent[2], x.extent[1]},
-                  .stride_bytes = {x.stride[1] * 2},
-                  .box = {64, rows}});
-    rows *= 2;
+                  .rank = 3,
+                  .extent = {part, parts, rows.extent[last - 1]},
+                  .stride_bytes = {parts == 1 ? row_bytes : part * 2, row_bytes},
+                  .box = {64, 1, box_rows}});
+    box_rows *= 2;
   }
 }
 
 void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode_parameters& p) {
   p.y = y;
   p.y_vectors = reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && y.stride[0] % 8 == 0 &&
-                (p.parts == 1 || p.n_part % 8 == 0);
+                (p.n_parts == 1 || p.n_part % 8 == 0);
   if (!p.y_vectors) return;
   int rows = 8;
   for (tensor_map& map : p.y_map) {
     map = encode({.data = y.data,
                   .element_bytes = 2,
                   .rank = 3,
-                  .extent = {p.n_part, p.parts, y.extent[0]},
-                  .stride_bytes = {(p.parts == 1 ? y.stride[0] : p.n_part) * 2, y.stride[0] * 2},
+                  .extent = {p.n_part, p.n_parts, y.extent[0]},
+                  .stride_bytes = {(p.n_parts == 1 ? y.stride[0] : p.n_part) * 2, y.stride[0] * 2},
                   .box = {64, 1, rows}});
     rows *= 4;
   }
+}
+
+tensor_map describe_codes(tensor_view const& w, bool transpose, decode_shape const& shape,
+                          encoder const& encode) {
+  int const outs = static_cast<int>(shape.tile.outs);  // narrow-ok: 128
+  tensor_box codes = {.data = w.data,
+                      .element_bytes = 1,
+                      .rank = 3,
+                      .extent = {w.extent[2], w.extent[1], w.extent[0]},
+                      .stride_bytes = {w.stride[1], w.stride[0]},
+                      .box = {shape.stage_k, outs, 1},
+                      .swizzle_bytes = shape.stage_k};
+  if (transpose) {
+    codes.box[0] = codes.swizzle_bytes = outs;
+    codes.box[1] = shape.stage_k;
+  }
+  return encode(codes);
+}
+
+/// By n and k, which with transposed weights are their columns and rows.
+wgmma_scales scales_by_use(quantized_view const& q, bool transpose) {
+  wgmma_scales scales = wgmma::scales_of(q);
+  if (transpose) {
+    std::swap(scales.n, scales.k);
+    std::swap(scales.n_blocks, scales.k_blocks);
+  }
+  return scales;
 }
 
 grouped_gemm_decode_parameters parameters(grouped_gemm_args const& args, decode_shape const& shape,
                                           stream where) {
   grouped_gemm_decode_parameters p = {};
   encoder const encode(where);
-  p.parts = args.weights.parts();
-  p.n_part = args.weights.part_rows();
-  p.k = args.weights.cols();
+  bool const t = args.transpose;
+  weight_stack const& stack = args.weights;
+  p.n_parts = t ? 1 : stack.parts();
+  p.k_parts = t ? stack.parts() : 1;
+  p.n_part = t ? stack.cols() : stack.part_rows();
+  p.k_part = t ? stack.part_rows() : stack.cols();
   p.expert_begin = args.expert_begin;
-  describe_x(args.x.values(), encode, p);
-  for (int part = 0; part < p.parts; ++part) {
-    quantized_view const& q = args.weights.part(part);
-    tensor_view const& w = q.values();
-    p.weights[part] =
-        encode({.data = w.data,
-                .element_bytes = 1,
-                .rank = 3,
-                .extent = {w.extent[2], w.extent[1], w.extent[0]},
-                .stride_bytes = {w.stride[1], w.stride[0]},
-                .box = {shape.stage_k, static_cast<int>(shape.tile.outs), 1},  // narrow-ok: 256
-                .swizzle_bytes = shape.stage_k});
-    p.scales[part] = wgmma::scales_of(q);
+  describe_rows(args.x.values(), p.k_parts, encode, p.x);
+  for (int part = 0; part < stack.parts(); ++part) {
+    quantized_view const& q = stack.part(part);
+    p.weights[part] = describe_codes(q.values(), t, shape, encode);
+    p.scales[part] = scales_by_use(q, t);
     p.row_scales = wgmma::one_per_row(q);
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
+  p.low_rank = mma::low_rank_of(args);
+  if (p.low_rank.rank > 0) describe_rows(args.low_rank.u, 1, encode, p.u);
   describe_y(args.y, encode, p);
   return p;
+}
+
+support takes_depth(grouped_gemm_args const& args) {
+  if (!args.transpose && args.x.cols() % 16 != 0) {
+    return support::no(fmt::format("{} numbers along k are no multiple of 16", args.x.cols()));
+  }
+  if (args.transpose && args.weights.parts() == 2 && args.weights.part_rows() % 8 != 0) {
+    return support::no(fmt::format("the second half of x begins at column {}, no multiple of 8",
+                                   args.weights.part_rows()));
+  }
+  return support::yes();
+}
+
+support takes_low_rank(grouped_gemm_args const& args) {
+  tensor_view const& u = args.low_rank.u;
+  if (!u.present() || u.extent[1] == 0) return support::yes();
+  if (support const types = mma::takes_low_rank(args); !types) return types;
+  constexpr index_t most_rank = 4096;
+  if (u.extent[1] > most_rank) return support::no(fmt::format("the rank is {}", u.extent[1]));
+  return mma::takes_rows("low_rank.u", u);
 }
 
 }  // namespace
 
 support takes(grouped_gemm_args const& args) {
   if (support const types = takes_types(args); !types) return types;
-  if (args.x.cols() % 16 != 0) {
-    return support::no(fmt::format("{} numbers along k are no multiple of 16", args.x.cols()));
-  }
+  if (support const depth = takes_depth(args); !depth) return depth;
+  if (support const low_rank = takes_low_rank(args); !low_rank) return low_rank;
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
     if (q.is_plain()) return support::no("weights have no scales");
@@ -102,9 +151,9 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   grouped_gemm_decode_parameters p = parameters(args, shape, where);
   p.once = ceil_div(args.x.rows(), std::max<index_t>(experts, 1)) <= tile.most_rows;
   index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), tile.rows), experts),
-                                    p.parts * ceil_div(p.n_part, tile.outs * tile.cluster));
+                                    p.n_parts * ceil_div(p.n_part, tile.outs * tile.cluster));
   index_t const clusters = std::min(tiles, on.multiprocessors() / tile.cluster);
-  on.launch(grouped_gemm_decode_kernel(size, args.x.type()),
+  on.launch(grouped_gemm_decode_kernel(size, args.x.type(), args.transpose),
             {clusters * tile.cluster, tile.threads, tile.shared_bytes}, p);
 }
 

@@ -22,7 +22,8 @@ support takes_gradient(grouped_gemm_wgrad_args const& args) {
 
 void launch_gradient(launcher& on, grouped_gemm_wgrad_args const& args) {
   index_t const part_rows = args.dy.extent[1] / args.parts;
-  mma_size const wanted = part_rows > 64 ? mma_size::many : mma_size::some;
+  bool const thin = args.x.extent[1] <= mma_thin_outs;
+  mma_size const wanted = part_rows <= 64 ? mma_size::some : thin ? mma_size::thin : mma_size::many;
   mma_size const size = size_that_fits(on, wanted, codes_kind::none);
   mma_shape const shape = grouped_gemm_mma_shape(size, codes_kind::none);
   index_t const tasks = gradient_tasks(args, shape.rows, shape.outs);

@@ -56,9 +56,7 @@ support takes_rows(char const* argument, tensor_view const& values) {
 }  // namespace
 
 support takes_call(grouped_gemm_args const& args) {
-  if (args.transpose) return support::no("weights are transposed");
-  if (args.low_rank.u.present()) return support::no("there is a low-rank term");
-  if (args.x.cols() == 0 || args.x.rows() == 0 || args.weights.part_rows() == 0 ||
+  if (args.x.cols() == 0 || args.x.rows() == 0 || args.y.extent[1] == 0 ||
       args.weights.experts() == 0) {
     return support::no("there is nothing to multiply");
   }

@@ -7,8 +7,8 @@
 /// What the implementations of grouped_gemm for sm_90a ask of their operands alike.
 namespace moe64::cuda::wgmma {
 
-/// All but types and scales: weights as they are stored, no low-rank term, something to multiply,
-/// rows that the copy engine can address, a result in 16 bits, and a Hopper.
+/// All but types, scales, transposition and a low-rank term: something to multiply, rows that the
+/// copy engine can address, a result in 16 bits, and a Hopper.
 [[nodiscard]] support takes_call(grouped_gemm_args const& args);
 /// From the rows that an expert has on average; whatever it says, the bits are the same.
 [[nodiscard]] wgmma_size size_of(index_t rows, index_t experts);

@@ -91,6 +91,58 @@ TEST_F(cuda_wgmma_decode, has_the_bits_of_decoding_first) {
   }
 }
 
+TEST_F(cuda_wgmma_decode, transposed_has_the_bits_of_decoding_first) {
+  std::size_t use = 0;
+  for (g const scale : {g::block(128, 128), g::row(), g::tensor(), g::block(128, 256)}) {
+    for (dtype const type : {dtype::f32, dtype::bf16, dtype::e8m0}) {
+      for (auto const& counts : row_counts) {
+        dtype const io = use % 4 == 3 ? dtype::f16 : dtype::bf16;
+        weight_spec const spec = {dtype::e4m3, scale, type};
+        SCOPED_TRACE(test::to_string(spec) + " " + std::string(name(io)));
+        int const parts = use % 5 == 0 ? 1 : 2;
+        gemm_call const call(spec, {parts, 328, 304}, counts, io, content::random,
+                             {true, false, use++ % 3 == 0 ? 16 : 0});
+        std::vector<double> const y = run(call.args, "wgmma_decode");
+        EXPECT_EQ(difference(y, by_decoded(call, "mma")), "");
+        EXPECT_EQ(difference(y, run(call.args, "mma")), "");
+      }
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, low_rank_terms_have_the_bits_of_mma) {
+  std::size_t use = 0;
+  for (index_t const rank : {8, 16, 24, 64, 72, 128, 136, 200}) {
+    for (auto const& counts : row_counts) {
+      for (bool const transpose : {false, true}) {
+        SCOPED_TRACE("rank " + std::to_string(rank) + (transpose ? " transposed" : ""));
+        dtype const io = use % 4 == 3 ? dtype::f16 : dtype::bf16;
+        gemm_call call(blocks, {use++ % 3 == 0 ? 1 : 2, 200, 176}, counts, io, content::random,
+                       {transpose, !transpose && use % 2 == 0, rank});
+        EXPECT_EQ(difference(run(call.args, "wgmma_decode"), run(call.args, "mma")), "");
+        if (io != dtype::bf16) continue;
+        int const parts = transpose ? 1 : call.args.weights.parts();
+        test::test_weights const exact =
+            transpose ? test::make_weights({dtype::f32}, std::ssize(counts), 1, rank, 176,
+                                           content::random, use)
+                      : test::make_weights({dtype::f32}, std::ssize(counts), parts, 200, rank,
+                                           content::random, use);
+        call.args.low_rank.weights = exact.stack;
+        EXPECT_EQ(difference(run(call.args, "wgmma_decode"), run(call.args, "mma")), "");
+      }
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, a_low_rank_term_of_rank_0_is_none) {
+  gemm_call call(blocks, {1, 200, 176}, {70, 9}, dtype::bf16, content::random, {false, false, 8});
+  call.args.low_rank.u = call.args.low_rank.u.slice(1, 0, 0);
+  test::test_weights const none =
+      test::make_weights({dtype::bf16}, 2, 1, 200, 0, content::random, 3);
+  call.args.low_rank.weights = none.stack;
+  EXPECT_EQ(difference(run(call.args, "wgmma_decode"), run(call.args, "mma")), "");
+}
+
 TEST_F(cuda_wgmma_decode, exact_inputs_are_exact) {
   std::size_t use = 0;
   for (auto const& [inter, hidden] : std::vector<std::pair<index_t, index_t>>{
@@ -109,11 +161,42 @@ TEST_F(cuda_wgmma_decode, exact_inputs_are_exact) {
   }
 }
 
+TEST_F(cuda_wgmma_decode, exact_inputs_are_exact_transposed) {
+  std::size_t use = 0;
+  for (auto const& [inter, hidden] : std::vector<std::pair<index_t, index_t>>{
+           {192, 2560}, {320, 2880}, {704, 128}, {2880, 16}, {40, 704}, {8, 2048}, {264, 144}}) {
+    for (int const parts : {1, 2}) {
+      SCOPED_TRACE(std::to_string(inter) + " x " + std::to_string(hidden));
+      dtype const io = use % 5 == 4 ? dtype::f16 : dtype::bf16;
+      expect_as_cpu({use % 3 == 1 ? weight_spec{dtype::e4m3, g::row()} : blocks,
+                     {parts, inter, hidden},
+                     row_counts[use % row_counts.size()],
+                     io,
+                     content::integers,
+                     {true, false, use % 2 == 0 ? 8 : 0}});
+      ++use;
+    }
+  }
+}
+
 TEST_F(cuda_wgmma_decode, every_number_of_rows) {
   for (index_t const others : {0, 40, 100}) {
     for (index_t rows = 1; rows <= 600; rows += rows < 20 ? 1 : 13) {
       SCOPED_TRACE(rows);
       expect_as_cpu({blocks, {1, 136, 144}, {rows, others}, dtype::bf16, content::integers, {}});
+    }
+  }
+}
+
+TEST_F(cuda_wgmma_decode, every_number_of_rows_with_a_low_rank_term) {
+  for (index_t const others : {0, 40, 100}) {
+    for (index_t rows = 1; rows <= 600; rows += rows < 20 ? 1 : 13) {
+      for (bool const transpose : {false, true}) {
+        SCOPED_TRACE(rows);
+        gemm_call const call(blocks, {1, 136, 144}, {rows, others}, dtype::bf16, content::random,
+                             {transpose, false, 16});
+        EXPECT_EQ(difference(run(call.args, "wgmma_decode"), run(call.args, "mma")), "");
+      }
     }
   }
 }
@@ -131,9 +214,10 @@ TEST_F(cuda_wgmma_decode, rings_go_round_many_times) {
   // More stages, scales and tiles than rings have places, so that whoever runs ahead must wait.
   for (auto const& counts : std::vector<std::vector<index_t>>{
            {9, 1, 30, 8, 17, 2}, {60, 33, 47, 8, 64, 20}, {300, 260, 137, 64, 272, 545}}) {
-    for (g const scale : {g::block(128, 128), g::row()}) {
+    for (auto const& [scale, transpose] :
+         {std::pair{g::block(128, 128), false}, {g::row(), false}, {g::row(), true}}) {
       gemm_call const call({dtype::e4m3, scale}, {2, 2048, 2048}, counts, dtype::bf16,
-                           content::random, {});
+                           content::random, {transpose, false, transpose ? 16 : 0});
       std::vector<double> const expected = run(call.args, "mma");
       for (int repeat = 0; repeat < 3; ++repeat) {
         EXPECT_EQ(difference(run(call.args, "wgmma_decode"), expected), "");
@@ -188,6 +272,37 @@ TEST_F(cuda_wgmma_decode, codes_and_scales_that_are_no_numbers_stay_where_they_a
   }
 }
 
+TEST_F(cuda_wgmma_decode, what_is_no_number_stays_where_it_is_transposed) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  for (auto const& counts : row_counts) {
+    // 200 along k of each part: behind it, in the same box, the other part begins.
+    gemm_call call({dtype::e4m3, g::row()}, {2, 200, 432}, counts, dtype::bf16, content::random,
+                   {true, false, 8});
+    constexpr std::uint64_t nan = 0x7f;
+    call.weights.values.set_code(nan, 1, 399, 431);
+    call.weights.scales.set(infinity, 2, 199, 0);
+    call.x.set(infinity, 3, 200);
+    call.x.set(std::numeric_limits<double>::quiet_NaN(), 5, 199);
+    EXPECT_EQ(difference(run(call.args, "wgmma_decode"), run(call.args, "mma")), "");
+  }
+}
+
+TEST_F(cuda_wgmma_decode, strided_results_transposed) {
+  for (std::vector<index_t> const& counts : {std::vector<index_t>{9, 4}, {290, 77}}) {
+    gemm_call const call(blocks, {1, 200, 208}, counts, dtype::bf16, content::integers,
+                         {true, false, 16});
+    for (auto const& strides : {std::vector<index_t>{208, 1}, {216, 1}, {211, 1}}) {
+      test_tensor const y(dtype::bf16, {call.args.y.extent[0], 208}, strides);
+      grouped_gemm_args args = call.args;
+      args.y = y;
+      args.implementation = "wgmma_decode";
+      auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
+      grouped_gemm(args, where());
+      EXPECT_EQ(difference(y.numbers(), expected), "");
+    }
+  }
+}
+
 TEST_F(cuda_wgmma_decode, strided_results) {
   for (std::vector<index_t> const& counts : {std::vector<index_t>{9, 4}, {290, 77}}) {
     gemm_call const call(blocks, {1, 200, 256}, counts, dtype::bf16, content::integers, {});
@@ -201,6 +316,21 @@ TEST_F(cuda_wgmma_decode, strided_results) {
       EXPECT_EQ(difference(y.numbers(), expected), "");
     }
   }
+}
+
+TEST_F(cuda_wgmma_decode, which_low_rank_and_transposed_calls_it_takes) {
+  auto const reason = [](gemm_call::shape const& shape, bool transpose, index_t rank) {
+    gemm_call const call(blocks, shape, {3}, dtype::bf16, content::integers,
+                         {transpose, false, rank});
+    return answer(call.args).reason();
+  };
+  EXPECT_EQ(reason({1, 256, 128}, false, 16), "");
+  EXPECT_EQ(reason({1, 256, 128}, true, 0), "");
+  EXPECT_EQ(reason({2, 256, 128}, true, 16), "");
+  EXPECT_EQ(reason({2, 264, 16}, true, 8), "");
+  // u and the second half of x do not begin at multiples of 16 bytes.
+  EXPECT_NE(reason({1, 256, 128}, false, 4), "");
+  EXPECT_NE(reason({2, 260, 128}, true, 0), "");
 }
 
 TEST_F(cuda_wgmma_decode, what_it_does_not_take_it_says) {

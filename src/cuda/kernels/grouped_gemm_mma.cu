@@ -19,6 +19,8 @@ mma_shape grouped_gemm_mma_shape(mma_size size, codes_kind codes) {
       return shape_of<shape_few>(quantized);
     case mma_size::some:
       return shape_of<shape_some>(quantized);
+    case mma_size::thin:
+      return shape_of<shape_thin>(quantized);
     default:
       return quantized ? shape_of<shape_many_codes>(quantized) : shape_of<shape_many>(quantized);
   }
@@ -31,6 +33,8 @@ kernel<grouped_gemm_mma_parameters> grouped_gemm_mma_kernel(mma_size size, mma_v
       return mma_kernel_few(of);
     case mma_size::some:
       return mma_kernel_some(of);
+    case mma_size::thin:
+      return mma_kernel_thin(of);
     default:
       return mma_kernel_many(of);
   }

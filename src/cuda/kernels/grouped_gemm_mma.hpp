@@ -78,8 +78,10 @@ struct mma_variant {
   codes_kind codes;
 };
 
-/// Rows of a tile: 16, 64, and 128 of plain weights or 256 of codes.
-enum class mma_size { few, some, many };
+/// Rows of a tile: 16, 64, 128 with few outputs, and 128 of plain weights or 256 of codes.
+enum class mma_size { few, some, thin, many };
+/// Outputs of a tile of the size `thin`, which is for plain weights alone.
+inline constexpr index_t mma_thin_outs = 64;
 /// Outputs of a tile of codes, whatever its rows.
 inline constexpr index_t mma_code_outs = 128;
 

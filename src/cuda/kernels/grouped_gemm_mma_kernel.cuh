@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/grouped_gemm_mma.cuh"
+#include "cuda/kernels/low_rank.cuh"
 #include "cuda/kernels/mma_sums.cuh"
 
 namespace moe64::cuda {
@@ -40,24 +41,19 @@ class low_rank_product {
         a[r][i] = left(16 * Shape::warps_along_rows * r + lane / 4 + i % 2 * 8, first + i / 2 * 8);
       }
     }
-    // f32 weights are sums of three bf16 numbers, which is exact.
-    int const terms = low_.f32 ? 3 : 1;
 #pragma unroll
     for (int n = 0; n < Shape::out_fragments; ++n) {
       index_t const at = n_ + 8 * n + lane / 4;
-      float rest[4];
+      float rest[2][2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) rest[i] = right(at, first + i % 2 + i / 2 * 8);
+      for (int i = 0; i < 4; ++i) rest[i / 2][i % 2] = right(at, first + i % 2 + i / 2 * 8);
 #pragma unroll 1
-      for (int term = 0; term < terms; ++term) {
-        std::uint32_t const b0 = Pair::of(rest[0], rest[1]), b1 = Pair::of(rest[2], rest[3]);
+      for (int term = 0; term < low_rank_terms(low_); ++term) {
+        std::uint32_t const b0 = take_term<Pair>(rest[0]), b1 = take_term<Pair>(rest[1]);
 #pragma unroll
         for (int r = 0; r < Shape::row_fragments; ++r) {
           Pair::multiply(out.value[r][n], a[r], b0, b1);
         }
-        float const taken[4] = {Pair::low(b0), Pair::high(b0), Pair::low(b1), Pair::high(b1)};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) rest[i] = isfinite(taken[i]) ? rest[i] - taken[i] : 0.0F;
       }
     }
   }
@@ -72,9 +68,7 @@ class low_rank_product {
   /// Weight (n, k); zero behind the ends.
   [[nodiscard]] __device__ float right(index_t n, index_t k) const {
     if (n >= n_end_ || k >= low_.rank) return 0.0F;
-    index_t const at = weights_ + n * low_.n[part_] + k * low_.k[part_];
-    if (low_.f32) return static_cast<float const*>(low_.weights[part_])[at];
-    return Pair::low(static_cast<std::uint16_t const*>(low_.weights[part_])[at]);
+    return low_rank_number<Pair>(low_, part_, weights_, n, k);
   }
 
   mma_low_rank const& low_;
@@ -209,6 +203,7 @@ kernel<grouped_gemm_mma_parameters> mma_kernel_of(mma_variant const& of) {
 
 kernel<grouped_gemm_mma_parameters> mma_kernel_few(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_some(mma_variant const& of);
+kernel<grouped_gemm_mma_parameters> mma_kernel_thin(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_many(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_careful(mma_variant const& of);
 

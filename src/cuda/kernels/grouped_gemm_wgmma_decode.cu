@@ -4,8 +4,11 @@ namespace moe64::cuda {
 namespace {
 
 template <class Left>
-kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size) {
-  return size == wgmma_size::many ? decode_kernel_many<Left>() : decode_kernel_small<Left>(size);
+kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size, bool transposed) {
+  bool const many = size == wgmma_size::many;
+  if (transposed)
+    return many ? transposed_kernel_many<Left>() : transposed_kernel_small<Left>(size);
+  return many ? decode_kernel_many<Left>() : decode_kernel_small<Left>(size);
 }
 
 }  // namespace
@@ -21,8 +24,10 @@ decode_shape grouped_gemm_decode_shape(wgmma_size size) {
   }
 }
 
-kernel<grouped_gemm_decode_parameters> grouped_gemm_decode_kernel(wgmma_size size, dtype numbers) {
-  return numbers == dtype::bf16 ? kernel_of<bf16_left>(size) : kernel_of<f16_left>(size);
+kernel<grouped_gemm_decode_parameters> grouped_gemm_decode_kernel(wgmma_size size, dtype numbers,
+                                                                  bool transposed) {
+  return numbers == dtype::bf16 ? kernel_of<bf16_left>(size, transposed)
+                                : kernel_of<f16_left>(size, transposed);
 }
 
 }  // namespace moe64::cuda

@@ -2,6 +2,7 @@
 
 #include "cuda/kernels/grouped_gemm_wgmma.cuh"
 #include "cuda/kernels/grouped_gemm_wgmma_decode.hpp"
+#include "cuda/kernels/mma_codes.cuh"
 #include "cuda/kernels/wgmma_registers.cuh"
 
 /// Codes by numbers: as in grouped_gemm_wgmma.cuh a warp finds tiles, one has the copy engine fill
@@ -22,6 +23,9 @@ struct decode_tile {
   using left = Left;
   static constexpr int groups = Groups, rows = Rows, halves = Halves, stages = Stages;
   static constexpr decode_products products = Products;
+  static constexpr bool transposed = false;
+  /// A thread has two outputs of each 16, that far apart.
+  static constexpr int out_step = 8;
   static constexpr int cluster = Pair ? 2 : 1;
   static constexpr int outs = 64 * Groups;
   static constexpr int threads = 128 * (Groups + 1);
@@ -36,9 +40,17 @@ struct decode_tile {
   static_assert(StageK == 64 || StageK == 128);
 };
 
-/// Scales of a tile come in chunks of that many blocks along k, for each block of 128 outputs; or
-/// one for each output.
-inline constexpr int scale_chunk = 128, scale_slots = 2;
+/// The same with weights whose outputs are contiguous. Their codes come to a thread in pairs of
+/// neighbouring outputs.
+template <class Tile>
+struct transposed_tile : Tile {
+  static constexpr bool transposed = true;
+  static constexpr int out_step = 1;
+};
+
+/// Scales of a tile come in chunks: of that many blocks along k, for each block of 128 outputs, or
+/// one for each output; transposed: of that many numbers along k.
+inline constexpr int scale_chunk = 128, scale_slots = 4;
 
 template <class Tile>
 struct decode_memory {
@@ -62,51 +74,69 @@ class decode_loader {
     weights_hint_ = static_cast<std::uint64_t>(p.once ? CacheHintSm90::EVICT_FIRST
                                                       : CacheHintSm90::EVICT_NORMAL);
   }
+  /// `stages`: of a part of k.
   __device__ void load(gemm_tile const& tile, int stages) {
-    int const eights = tile.eights();
-    int const bytes = Tile::weight_bytes + Tile::panels * eights * 1024;
-    // Of a pair's rows each block copies one half, to both.
-    int const half = Tile::cluster == 1 ? eights : (eights + 1) / 2;
-    int const first = rank_ == 0 ? 0 : half, count = rank_ == 0 ? half : eights - half;
-    for (int i = 0; i < stages; ++i) {
-      memory_.stages.await_free(at_);
-      shared_barrier& filled = memory_.stages.filled[at_.slot];
-      std::uint8_t* const stage = memory_.stage[at_.slot];
-      cute::set_barrier_transaction_bytes(filled,
-                                          static_cast<std::uint32_t>(bytes));  // narrow-ok: stage
-      int const k = i * Tile::stage_k;
-      cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_, stage, k,
-                                   tile.out, tile.expert);
-#pragma unroll
-      for (int panel = 0; panel < Tile::panels; ++panel) {
-        load_x(tile.row, first, count, k + panel * 64,
-               stage + Tile::weight_bytes + panel * Tile::panel_bytes, filled);
+    int const rank = static_cast<int>(p_.low_rank.rank);  // narrow-ok: host looked
+    for (int k = 0; k < rank; k += Tile::stage_k) load_stage(tile, 0, p_.u, {k, 0});
+    for (int part = 0; part < p_.k_parts; ++part) {
+      for (int i = 0; i < stages; ++i) {
+        int const k = i * Tile::stage_k;
+        load_stage(tile, Tile::weight_bytes, p_.x, {k, part});
       }
-      at_.next();
     }
   }
 
  private:
+  /// Where along k.
+  struct depth {
+    int k, part;
+  };
+
+  __device__ void load_stage(gemm_tile const& tile, int weight_bytes, tensor_map const* rows,
+                             depth at) {
+    int const eights = tile.eights();
+    int const bytes = weight_bytes + Tile::panels * eights * 1024;
+    memory_.stages.await_free(at_);
+    shared_barrier& filled = memory_.stages.filled[at_.slot];
+    cute::set_barrier_transaction_bytes(filled,
+                                        static_cast<std::uint32_t>(bytes));  // narrow-ok: stage
+    if (weight_bytes > 0) load_weights(tile, at, filled);
+    // Of a pair's rows each block copies one half, to both.
+    int const half = Tile::cluster == 1 ? eights : (eights + 1) / 2;
+    int const first = rank_ == 0 ? 0 : half, count = rank_ == 0 ? half : eights - half;
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      std::uint8_t* const to =
+          memory_.stage[at_.slot] + Tile::weight_bytes + panel * Tile::panel_bytes;
+      load_rows(rows, tile.row, first, count, {at.k + panel * 64, at.part}, to);
+    }
+    at_.next();
+  }
+  __device__ void load_weights(gemm_tile const& tile, depth at, shared_barrier& filled) const {
+    int const part = Tile::transposed ? at.part : tile.part;
+    cute::SM90_TMA_LOAD_3D::copy(&p_.weights[part], &filled, weights_hint_, memory_.stage[at_.slot],
+                                 Tile::transposed ? tile.out : at.k,
+                                 Tile::transposed ? at.k : tile.out, tile.expert);
+  }
   /// `count` eights from eight `done` of the tile on, in boxes of 128 rows down to 8. Rows behind
   /// the tile are of no use, and never reach y.
-  __device__ void load_x(int row, int done, int count, int k, std::uint8_t* to,
-                         shared_barrier& filled) const {
-    constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  __device__ void load_rows(tensor_map const* maps, int row, int done, int count, depth at,
+                            std::uint8_t* to) const {
 #pragma unroll
     for (int i = 4; i >= 0; --i) {
       if ((8 << i) > Tile::rows || (count >> i & 1) == 0) continue;
-      copy(i, row, done, k, to, filled, hint);
+      copy(maps[i], row + done * 8, at, to + done * 1024);
       done += 1 << i;
     }
   }
-  __device__ void copy(int box, int row, int done, int k, std::uint8_t* to, shared_barrier& filled,
-                       std::uint64_t hint) const {
+  __device__ void copy(tensor_map const& map, int row, depth at, std::uint8_t* to) const {
+    constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    shared_barrier& filled = memory_.stages.filled[at_.slot];
     if constexpr (Tile::cluster == 1) {
-      cute::SM90_TMA_LOAD_2D::copy(&p_.x[box], &filled, hint, to + done * 1024, k, row + done * 8);
+      cute::SM90_TMA_LOAD_3D::copy(&map, &filled, hint, to, at.k, at.part, row);
     } else {
       constexpr std::uint16_t both = 3;
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.x[box], &filled, both, hint, to + done * 1024, k,
-                                             row + done * 8);
+      cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&map, &filled, both, hint, to, at.k, at.part, row);
     }
   }
 
@@ -124,7 +154,19 @@ class scale_loader {
   __device__ scale_loader(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory)
       : p_(p), memory_(memory) {}
   __device__ void load(gemm_tile const& tile) {
-    int const blocks = static_cast<int>(ceil_div(p_.k, index_t{128}));  // narrow-ok: host looked
+    int const blocks = static_cast<int>(ceil_div(p_.k_part, index_t{128}));  // narrow-ok: an int
+    if constexpr (Tile::transposed) {
+      load_along_k(tile, blocks);
+    } else {
+      load_blocks(tile, blocks);
+    }
+  }
+
+ private:
+  static constexpr int each = Tile::outs / 32;
+  static_assert(Tile::outs % scale_chunk == 0);
+
+  __device__ void load_blocks(gemm_tile const& tile, int blocks) {
     for (int first = 0; first < blocks; first += scale_chunk) {
       float scale[each];
 #pragma unroll
@@ -142,14 +184,50 @@ class scale_loader {
     }
   }
 
- private:
-  static constexpr int each = Tile::outs / 32;
-  static_assert(Tile::outs % scale_chunk == 0);
+  /// One for each number along k, several chunks at a time, since memory answers late.
+  __device__ void load_along_k(gemm_tile const& tile, int blocks) {
+    constexpr int ahead = 4;
+    int const all = p_.k_parts * blocks;
+    for (int first = 0; first < all; first += ahead) {
+      std::uint32_t code[ahead][each];
+#pragma unroll
+      for (int c = 0; c < ahead; ++c) {
+        int const part = first + c < blocks ? 0 : 1;
+#pragma unroll
+        for (int i = 0; i < each; ++i) {
+          int const k = (first + c - part * blocks) * 128 + i * 32 + lane_number();
+          code[c][i] = first + c < all ? code_of(tile, part, k) : 0;
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < ahead; ++c) {
+        if (first + c >= all) break;
+        memory_.scales.await_free(at_);
+#pragma unroll
+        for (int i = 0; i < each; ++i) {
+          memory_.scale[at_.slot][i * 32 + lane_number()] =
+              scale_of_code(p_.scales[0].type, code[c][i]);
+        }
+        arrive(memory_.scales.filled[at_.slot]);
+        at_.next();
+      }
+    }
+  }
+
+  /// Of the weights at number k of a part along k.
+  [[nodiscard]] __device__ std::uint32_t code_of(gemm_tile const& tile, int part, int k) const {
+    wgmma_scales const& scales = p_.scales[part];
+    if (k >= p_.k_part || tile.out >= p_.n_part) return 0;
+    index_t const at = p_.row_scales ? k * scales.k
+                                     : tile.out / 128 / scales.n_blocks * scales.n +
+                                           k / 128 / scales.k_blocks * scales.k;
+    return load_code(scales.type, scales.data, tile.expert * scales.expert + at);
+  }
 
   /// 0 where there are no weights.
   [[nodiscard]] __device__ float of(gemm_tile const& tile, int out, int k_block) const {
     wgmma_scales const& scales = p_.scales[tile.part];
-    if (out >= p_.n_part || index_t{k_block} * 128 >= p_.k) return 0.0F;
+    if (out >= p_.n_part || index_t{k_block} * 128 >= p_.k_part) return 0.0F;
     index_t const n = p_.row_scales ? out : out / 128 / scales.n_blocks;
     index_t const at =
         tile.expert * scales.expert + n * scales.n + k_block / scales.k_blocks * scales.k;

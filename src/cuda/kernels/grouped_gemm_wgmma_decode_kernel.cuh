@@ -21,6 +21,7 @@ __device__ __forceinline__ void decode_and_multiply(decode_thread<Tile>& thread,
     }
   }
   decode_sums<Tile, Width> sums;
+  if (thread.p.low_rank.rank > 0) sums.add_low_rank(thread, tile);
   sums.add_all(thread, panels);
   sums.store(thread, tile);
 }
@@ -56,12 +57,12 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
     cutlass::arch::fence_barrier_init();
   }
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs * Tile::cluster});
-  tile_cut const cut = {p.expert_begin, p.y.extent[0], Tile::rows, p.parts * tiles_each,
+  tile_cut const cut = {p.expert_begin, p.y.extent[0], Tile::rows, p.n_parts * tiles_each,
                         8 * Tile::halves};
   expert_tiles const tiles(cut, memory.tile_sums);
   if constexpr (Tile::cluster > 1) cute::cluster_sync();
   // Whole 128s, so that there is an even number of panels: behind the end of k are zeros.
-  int const blocks = static_cast<int>(ceil_div(p.k, index_t{128}));  // narrow-ok: host looked
+  int const blocks = static_cast<int>(ceil_div(p.k_part, index_t{128}));  // narrow-ok: an int
   int const stages = blocks * (128 / Tile::stage_k);
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<decode_feeding_registers>();
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
     gemm_tile tile;
     while (reader.next(tile)) {
       thread.load_bias(tile);
-      decode_and_multiply(thread, tile, stages * Tile::panels);
+      decode_and_multiply(thread, tile, p.k_parts * stages * Tile::panels);
     }
     // What the copy engine still reads must not go away.
     cute::tma_store_wait<0>();
@@ -102,6 +103,13 @@ using decode_some = decode_tile<Left, 2, 64, 1, 128, 6, false, decode_products::
 template <class Left>
 using decode_many = decode_tile<Left, 2, 288, 2, 64, 4, true, decode_products::of_groups>;
 
+template <class Left>
+using transposed_few = transposed_tile<decode_few<Left>>;
+template <class Left>
+using transposed_some = transposed_tile<decode_some<Left>>;
+template <class Left>
+using transposed_many = transposed_tile<decode_many<Left>>;
+
 static_assert(fits<decode_few<bf16_left>> && fits<decode_some<bf16_left>> &&
               fits<decode_many<bf16_left>>);
 
@@ -110,5 +118,9 @@ template <class Left>
 kernel<grouped_gemm_decode_parameters> decode_kernel_small(wgmma_size size);
 template <class Left>
 kernel<grouped_gemm_decode_parameters> decode_kernel_many();
+template <class Left>
+kernel<grouped_gemm_decode_parameters> transposed_kernel_small(wgmma_size size);
+template <class Left>
+kernel<grouped_gemm_decode_parameters> transposed_kernel_many();
 
 }  // namespace moe64::cuda

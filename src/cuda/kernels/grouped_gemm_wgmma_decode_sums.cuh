@@ -1,113 +1,11 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma_decode.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_decode_thread.cuh"
+#include "cuda/kernels/low_rank.cuh"
 
 #include <cute/arch/copy_sm90.hpp>
 
-#include <cuda_fp8.h>
-
 namespace moe64::cuda {
-
-/// Two codes as numbers of the left operand: scaled in f32, rounded once more.
-struct e4m3_codes {
-  template <class Left>
-  [[nodiscard]] static __device__ std::uint32_t pair(std::uint16_t codes, float scale) {
-    __half2 const exact(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3));
-    float2 const numbers = __half22float2(exact);
-    return Left::of(numbers.x * scale, numbers.y * scale);
-  }
-};
-
-/// The codes of one panel that one thread decodes.
-struct panel_codes {
-  std::uint16_t pair[4][4];
-  float scale[2];  ///< of the thread's two outputs
-};
-
-/// Where a thread of the groups is: in the rings, and in the tile.
-template <class Tile>
-struct decode_thread {
-  grouped_gemm_decode_parameters const& p;
-  decode_memory<Tile>& memory;
-  int group, lane, out;  ///< out: the first of its two outputs of the tile; the other is 8 further
-  ring_place<Tile::stages> stage;
-  ring_place<scale_slots> scale;
-  int turn = 0;     ///< which buffer of y is next
-  float addend[2];  ///< bias of its outputs
-
-  __device__ decode_thread(grouped_gemm_decode_parameters const& parameters,
-                           decode_memory<Tile>& shared)
-      : p(parameters),
-        memory(shared),
-        group(warp_number() / 4 - 1),
-        lane(lane_number()),
-        out(group * 64 + warp_number() % 4 * 16 + lane / 4) {}
-
-  [[nodiscard]] __device__ std::uint8_t* buffer() const { return memory.out[group][turn]; }
-  __device__ void await_group() const {
-    auto const barrier = static_cast<std::uint32_t>(group);  // narrow-ok: below 4
-    cutlass::arch::NamedBarrier::arrive_and_wait(128, barrier);
-  }
-
-  /// By the whole warp: it will not look at the stage again.
-  __device__ void release(int slot) const {
-    __syncwarp();
-    if constexpr (Tile::cluster == 1) {
-      if (lane == 0) arrive(memory.stages.used[slot]);
-    } else {
-      arrive_at(memory.stages.used[slot], lane, lane < Tile::cluster);
-    }
-  }
-  /// The right operand of an even or odd panel of the tile, which is where the thread is.
-  [[nodiscard]] __device__ std::uint8_t const* x(int odd) const {
-    return memory.stage[stage.slot] + Tile::weight_bytes + odd % Tile::panels * Tile::panel_bytes;
-  }
-  __device__ void next_scales() {
-    __syncwarp();
-    if (lane == 0) arrive(memory.scales.used[scale.slot]);
-    scale.next();
-  }
-
-  __device__ void load_bias(gemm_tile const& tile) {
-    tensor_view const& bias = p.bias[tile.part];
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      index_t const at = index_t{tile.out} + out + i * 8;
-      bool const live = bias.present() && at < p.n_part;
-      float const value =
-          live ? load_number(bias.type, bias.data, offset_of(bias, tile.expert, at)) : 0.0F;
-      if (i == 0) addend[0] = value;
-      if (i == 1) addend[1] = value;
-    }
-  }
-
-  /// What this thread decodes of panel `number` of a tile, which is where it is.
-  __device__ __forceinline__ void read(int number, panel_codes& codes) {
-    constexpr int panels_per_block = 128 / Tile::panel_k;
-    if (number % (panels_per_block * scale_chunk) == 0) {
-      if (number > 0) next_scales();
-      memory.scales.await_filled(scale);
-    }
-    float const* const scales = memory.scale[scale.slot];
-    int const first =
-        p.row_scales ? out : out / 128 * 128 + number / panels_per_block % scale_chunk;
-    codes.scale[0] = scales[first];
-    codes.scale[1] = scales[p.row_scales ? first + 8 : first];
-    constexpr int row_chunks = Tile::stage_k / 16;
-    int const swizzle = (lane / 4 / (8 / row_chunks) % row_chunks) ^ (number % Tile::panels * 4);
-    int const base = out * Tile::stage_k + swizzle * 16 + lane % 4 * 2;
-    std::uint8_t const* const stage_codes = memory.stage[stage.slot];
-#pragma unroll
-    for (int step = 0; step < Tile::steps; ++step) {
-      std::uint8_t const* const row = stage_codes + (base ^ (step * 16));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        codes.pair[step][i] =
-            *reinterpret_cast<std::uint16_t const*>(row + i % 2 * 8 * Tile::stage_k + i / 2 * 8);
-      }
-    }
-  }
-};
 
 /// The sums of one thread of a group of four warps: of outputs `out` and that + 8, of each 8 rows
 /// the two from lane % 4 * 2 on.
@@ -139,11 +37,58 @@ class decode_sums {
     thread.next_scales();
   }
 
+  /// Sums become scaling * u V^T, where u comes in stages of its own and V straight from memory:
+  /// ranks are small.
+  __device__ __forceinline__ void add_low_rank(decode_thread<Tile>& thread, gemm_tile const& tile) {
+    mma_low_rank const& low = thread.p.low_rank;
+    int const rank = static_cast<int>(low.rank);  // narrow-ok: host looked
+#pragma unroll 1
+    for (int k = 0; k < rank; k += 16) {
+      low_rank_left left(thread, tile, k);
+      int const in_stage = k % Tile::stage_k;
+      if (in_stage == 0) thread.memory.stages.await_filled(thread.stage);
+      std::uint8_t const* const u = thread.x(in_stage / Tile::panel_k);
+#pragma unroll 1
+      for (int term = 0; term < low_rank_terms(low); ++term) {
+        add_step(u, in_stage % Tile::panel_k / 16, left.take());
+      }
+      if (in_stage + 16 < Tile::stage_k && k + 16 < rank) continue;
+      thread.release(thread.stage.slot);
+      thread.stage.next();
+    }
+#pragma unroll
+    for (float& sum : sums_) sum *= low.scaling;
+  }
+
   /// Plus bias, rounded once.
   __device__ void store(decode_thread<Tile>& thread, gemm_tile const& tile);
 
  private:
   static constexpr int steps = Tile::steps;
+
+  /// What a thread holds of V as the left operand, 16 along k.
+  struct low_rank_left {
+    float rest[4][2];
+
+    __device__ low_rank_left(decode_thread<Tile> const& thread, gemm_tile const& tile, int k) {
+      mma_low_rank const& low = thread.p.low_rank;
+      index_t const expert = tile.expert * low.expert[tile.part];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        index_t const n = index_t{tile.out} + thread.out + i / 2 % 2 * Tile::out_step;
+        index_t const at = k + thread.lane % 4 * 2 + i / 4 * 8 + i % 2;
+        bool const there = n < thread.p.n_part && at < low.rank;
+        rest[i / 2][i % 2] =
+            there ? low_rank_number<typename Tile::left>(low, tile.part, expert, n, at) : 0.0F;
+      }
+    }
+    __device__ left_numbers take() {
+      left_numbers numbers;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) numbers.pair[i] = take_term<typename Tile::left>(rest[i]);
+      return numbers;
+    }
+  };
 
   __device__ __forceinline__ void decode(decode_thread<Tile>& thread, int panel,
                                          left_numbers (&to)[steps]) const {
@@ -154,11 +99,13 @@ class decode_sums {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         to[step].pair[i] =
-            e4m3_codes::pair<typename Tile::left>(codes.pair[step][i], codes.scale[i % 2]);
+            e4m3_codes::pair<typename Tile::left>(codes.pair[step][i], codes.scale[step][i]);
       }
     }
+    // Transposed codes have a scale for each number along k, behind its end zero as they are.
+    if constexpr (Tile::transposed) return;
     // Behind the end of k there are no weights: zero, not zero times a scale that may be no number.
-    index_t const left = thread.p.k - index_t{panel} * Tile::panel_k;
+    index_t const left = thread.p.k_part - index_t{panel} * Tile::panel_k;
     if (left >= Tile::panel_k) return;
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
@@ -210,6 +157,22 @@ class decode_sums {
     }
     cute::warpgroup_commit_batch();
   }
+  /// The products of one step of a panel, by warps, whichever multiply elsewhere: with products of
+  /// groups outside of its loop the compiler would not let those in it run ahead.
+  __device__ __forceinline__ void add_step(std::uint8_t const* x, int step,
+                                           left_numbers const& now) {
+    constexpr int rows = Tile::halves * Width;
+    int const matrix = lane_number() / 8, row = lane_number() % 8;
+#pragma unroll
+    for (int first = 0; first < rows; first += 16) {
+      bool const both = first + 8 < rows;
+      int const at = first + (both ? matrix / 2 * 8 : 0) + row, chunk = step * 2 + matrix % 2;
+      std::uint32_t right[4];
+      load_matrices(right, shared_address_of(x + at * 128 + (chunk ^ row) * 16));
+      multiply_eight(now, first, right);
+      if (both) multiply_eight(now, first + 8, right + 2);
+    }
+  }
   static __device__ __forceinline__ void fence(left_numbers (&left)[steps]) {
 #pragma unroll
     for (auto& numbers : left) fence_registers(numbers);
@@ -255,6 +218,8 @@ class decode_sums {
   }
   __device__ void add_bias(decode_thread<Tile> const& thread);
   __device__ void transpose(decode_thread<Tile> const& thread, int first, bool bf16) const;
+  __device__ void transpose_pairs(decode_thread<Tile> const& thread, int first, bool bf16) const;
+  __device__ void transpose_matrices(decode_thread<Tile> const& thread, int first, bool bf16) const;
 
   float sums_[Tile::halves * Width / 2];
 };
@@ -348,6 +313,33 @@ __device__ void decode_sums<Tile, Width>::add_bias(decode_thread<Tile> const& th
 template <class Tile, int Width>
 __device__ void decode_sums<Tile, Width>::transpose(decode_thread<Tile> const& thread, int first,
                                                     bool bf16) const {
+  if constexpr (Tile::transposed) {
+    transpose_pairs(thread, first, bf16);
+  } else {
+    transpose_matrices(thread, first, bf16);
+  }
+}
+
+/// Two neighbouring outputs are one thread's.
+template <class Tile, int Width>
+__device__ void decode_sums<Tile, Width>::transpose_pairs(decode_thread<Tile> const& thread,
+                                                          int first, bool bf16) const {
+  int const lane = thread.lane;
+  int const eight = warp_number() % 4 * 2 + lane / 16, within_eight = lane / 4 % 4 * 4;
+#pragma unroll
+  for (int r = first; r < first + Tile::rows_out && r < Tile::halves * Width; r += 8) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int const row = r - first + lane % 4 * 2 + i;
+      *reinterpret_cast<std::uint32_t*>(thread.buffer() + place_out(row, eight) + within_eight) =
+          packed(sums_[r / 2 + i], sums_[r / 2 + 2 + i], bf16);
+    }
+  }
+}
+
+template <class Tile, int Width>
+__device__ void decode_sums<Tile, Width>::transpose_matrices(decode_thread<Tile> const& thread,
+                                                             int first, bool bf16) const {
   int const lane = thread.lane;
 #pragma unroll
   for (int r = first; r < first + Tile::rows_out && r < Tile::halves * Width; r += 16) {

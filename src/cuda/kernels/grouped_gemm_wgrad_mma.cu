@@ -177,6 +177,10 @@ kernel<grouped_gemm_wgrad_parameters> grouped_gemm_wgrad_mma_kernel(mma_size siz
     return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_many>
                        : grouped_gemm_wgrad_mma<f16_pair, shape_many>};
   }
+  if (size == mma_size::thin) {
+    return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_thin>
+                       : grouped_gemm_wgrad_mma<f16_pair, shape_thin>};
+  }
   return {name, bf16 ? grouped_gemm_wgrad_mma<bf16_pair, shape_some>
                      : grouped_gemm_wgrad_mma<f16_pair, shape_some>};
 }

@@ -36,6 +36,8 @@ using shape_some = gemm_shape<64, 128, 32, 64, 4, 2>;
 /// Codes are decoded once for each tile of rows: more rows, fewer times.
 using shape_many_codes = gemm_shape<256, 128, 64, 64, 4, 1>;
 using shape_many = gemm_shape<128, 256, 64, 64, 4, 1>;
+/// The factors of LoRA have few outputs: what counts is how fast the other operand comes.
+using shape_thin = gemm_shape<128, 64, 32, 64, 4, 2>;
 
 /// Which part of a tile is a warp's: fragments of 16 rows, in turn with the warps beside it, so
 /// that all of them have less to do when a tile has few rows; and a run of outputs.
