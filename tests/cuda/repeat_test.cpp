@@ -99,20 +99,21 @@ std::string const wide = " tokens=160 hidden=1024 inter=512 experts=8 top_k=2";
 
 INSTANTIATE_TEST_SUITE_P(
     of, repeat,
-    testing::Values("op=layer weight=e4m3 backward=1 bias=1 lora=8 routing=sentinel:0.2" + shape,
-                    "op=layer weight=bf16 backward=1 routing=zipf" + shape,
-                    "op=layer weight=mxfp4 backward=1" + wide,
-                    "op=layer weight=e4m3 mode=w8a8" + wide,
-                    "op=quantize experts=3 hidden=700 inter=300",
-                    "op=quantize experts=3 hidden=700 inter=300 weight=mxfp4",
-                    "op=dequantize experts=3 hidden=700 inter=300", "op=route" + shape,
-                    "op=route backward=1" + shape, "op=plan tokens=60 experts=200 top_k=8",
-                    "op=plan tokens=9000 experts=200 top_k=8", "op=gather" + shape,
-                    "op=gather mode=w8a8" + shape, "op=combine" + shape,
-                    "op=combine backward=1" + shape, "op=activate" + shape,
-                    "op=activate backward=1" + shape, "op=grouped_gemm weight=e4m3" + wide,
-                    "op=grouped_gemm weight=int4 scale=group:32 backward=1" + wide,
-                    "op=grouped_gemm_wgrad weight=bf16" + shape),
+    testing::Values(
+        "op=layer weight=e4m3 backward=1 bias=1 lora=8 routing=sentinel:0.2" + shape,
+        "op=layer weight=bf16 backward=1 routing=zipf" + shape,
+        "op=layer weight=mxfp4 backward=1" + wide, "op=layer weight=e4m3 mode=w8a8" + wide,
+        "op=layer weight=e4m3 mode=w8a8 tokens=5 hidden=1024 inter=512 experts=32 top_k=4",
+        "op=quantize experts=3 hidden=700 inter=300",
+        "op=quantize experts=3 hidden=700 inter=300 weight=mxfp4",
+        "op=dequantize experts=3 hidden=700 inter=300", "op=route" + shape,
+        "op=route backward=1" + shape, "op=plan tokens=60 experts=200 top_k=8",
+        "op=plan tokens=9000 experts=200 top_k=8", "op=gather" + shape,
+        "op=gather mode=w8a8" + shape, "op=combine" + shape, "op=combine backward=1" + shape,
+        "op=activate" + shape, "op=activate backward=1" + shape,
+        "op=grouped_gemm weight=e4m3" + wide,
+        "op=grouped_gemm weight=int4 scale=group:32 backward=1" + wide,
+        "op=grouped_gemm_wgrad weight=bf16" + shape),
     [](auto const& given) { return "problem_" + std::to_string(given.index); });
 
 }  // namespace
