@@ -36,6 +36,14 @@ support can_take_vectors(combine_args const& args) {
 void run_vectors(combine_args const& args, stream where) {
   launcher on("combine", args, where);
   index_t const tasks = args.plan.tokens * ceil_div(args.y.extent[1], combine_columns);
+  // The larger pieces would leave multiprocessors idle, or busy for one round of loads each.
+  constexpr index_t few_tasks = 512;
+  if (tasks <= few_tasks) {
+    index_t const pieces = ceil_div(args.y.extent[1], combine_few_columns);
+    on.launch(combine_few_kernel(args.y.type, args.weighted),
+              {args.plan.tokens * pieces, combine_few_threads}, parameters_of(args));
+    return;
+  }
   on.launch(combine_vectors_kernel(args.y.type, args.weighted),
             {on.blocks_for(tasks, most_blocks_each), combine_threads}, parameters_of(args));
 }

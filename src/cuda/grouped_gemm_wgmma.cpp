@@ -74,6 +74,7 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
   p.expert_begin = args.expert_begin;
   p.n_part = args.weights.part_rows();
   p.k = args.weights.cols();
+  p.settled = args.settled;
   p.y = args.y;
   p.y_vectors = reinterpret_cast<std::uintptr_t>(args.y.data) % 16 == 0 &&
                 args.y.stride[0] % 8 == 0 && (p.parts == 1 || p.n_part % 8 == 0);

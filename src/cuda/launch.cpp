@@ -14,18 +14,24 @@ launcher::launcher(char const* operation, stream where)
 
 launcher::~launcher() { the_runtime().pop_range(); }
 
-void launcher::launch(char const* kernel, void const* function, grid const& shape,
-                      void const* parameters) {
+bool launcher::can_begin_early() const {
+  int major = 0, minor = 0;
+  check(the_runtime().capability(where_.device.ordinal, &major, &minor), operation_, where_.device);
+  return major >= 9;
+}
+
+void launcher::launch(any_kernel const& what, grid const& shape, void const* parameters) {
   if (shape.blocks == 0) return;
-  launch_config const config = {.function = function,
+  launch_config const config = {.function = what.function,
                                 .blocks = narrow<unsigned>(shape.blocks),
                                 .threads = narrow<unsigned>(shape.threads),
                                 .shared_bytes = narrow<unsigned>(shape.shared_bytes),
                                 .stream = where_.handle,
-                                .parameters = parameters};
+                                .parameters = parameters,
+                                .early = what.early && can_begin_early()};
   check(the_runtime().launch(config), operation_, where_.device);
   if (verbose_level() >= 2) {
-    print_launched(operation_, where_.device, kernel, shape.blocks, shape.threads,
+    print_launched(operation_, where_.device, what.name, shape.blocks, shape.threads,
                    shape.shared_bytes);
   }
 }

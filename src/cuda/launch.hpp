@@ -33,7 +33,8 @@ class launcher {
 
   template <class Parameters>
   void launch(kernel<Parameters> const& what, grid const& shape, Parameters const& parameters) {
-    launch(what.name, reinterpret_cast<void const*>(what.function), shape, &parameters);
+    launch({what.name, reinterpret_cast<void const*>(what.function), what.early}, shape,
+           &parameters);
   }
   /// Set `bytes` bytes of device memory.
   void fill(void* data, int byte, index_t bytes);
@@ -47,8 +48,15 @@ class launcher {
   [[nodiscard]] index_t blocks_for(index_t tasks, index_t blocks_each) const;
 
  private:
+  struct any_kernel {
+    char const* name;
+    void const* function;
+    bool early;
+  };
   launcher(char const* operation, stream where);
-  void launch(char const* kernel, void const* function, grid const& shape, void const* parameters);
+  void launch(any_kernel const& what, grid const& shape, void const* parameters);
+  /// Whether kernels of the device can begin before the last one has ended.
+  [[nodiscard]] bool can_begin_early() const;
 
   char const* operation_;
   stream where_;

@@ -70,6 +70,11 @@ status launch_kernel(launch_config const& config) {
   launch.blockDim = dim3(config.threads);
   launch.dynamicSmemBytes = config.shared_bytes;
   launch.stream = as_stream(config.stream);
+  cudaLaunchAttribute early = {};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  launch.attrs = &early;
+  launch.numAttrs = config.early ? 1 : 0;
   void* arguments[] = {const_cast<void*>(config.parameters)};
   return cudaLaunchKernelExC(&launch, config.function, arguments);
 }

@@ -34,6 +34,7 @@ struct launch_config {
   unsigned shared_bytes = 0;
   void* stream = nullptr;
   void const* parameters = nullptr;
+  bool early = false;  ///< may begin before what was queued last has ended; from sm_90 on
 };
 
 /// A tensor of rank 2 or 3 in device memory that Hopper's copy engine takes boxes from. Its

@@ -61,10 +61,10 @@ quantized_view gather_input(layer_desc const& layer, forward_call const& call,
     gather({.x = call.x, .plan = plan, .weighted = on_input, .rows = b.rows}, where);
   }
   if (!codes) return quantized_view::plain(b.rows);
-  if (on_input) {
+  if (quantizes_in_gather(layer, call.shape, where.device)) {
     gather({.x = call.x,
             .plan = plan,
-            .weighted = true,
+            .weighted = on_input,
             .rows = b.row_codes.values,
             .row_scales = b.row_codes.scales,
             .quantized = b.row_codes.layout},

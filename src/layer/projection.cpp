@@ -45,6 +45,7 @@ void project(projection const& p, project_args const& args, stream where) {
   grouped_gemm({.x = args.x,
                 .weights = p.weights,
                 .expert_begin = args.expert_begin,
+                .settled = true,
                 .bias = p.bias,
                 .low_rank = low_rank,
                 .y = args.y,

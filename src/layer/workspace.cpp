@@ -62,6 +62,11 @@ backward_needs needs_of(layer_desc const& layer, layer_gradients const& gradient
   return needs;
 }
 
+bool quantizes_in_gather(layer_desc const& layer, layer_shape const& shape, moe64::device where) {
+  if (layer.weight_on == weight_placement::input) return true;
+  return where.kind == device_kind::cuda && bits(shape.io) == 16 && layer.hidden() % 16 == 0;
+}
+
 saved_buffers cut_saved(arena& memory, layer_desc const& layer, layer_shape const& shape) {
   saved_buffers buffers;
   buffers.plan = cut_plan(memory, layer, shape);
@@ -82,7 +87,7 @@ forward_buffers cut_forward(arena& memory, layer_desc const& layer, layer_shape 
   }
   if (has_lora(layer)) buffers.low_rank = memory.take(shape.io, {capacity, largest_rank(layer)});
   if (codes) {
-    if (layer.weight_on == weight_placement::output) {
+    if (!quantizes_in_gather(layer, shape, where)) {
       buffers.x_codes = cut_codes(memory, layer.gate_up.weights, shape.tokens);
     }
     buffers.row_codes = cut_codes(memory, layer.gate_up.weights, capacity);

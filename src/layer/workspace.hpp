@@ -30,7 +30,7 @@ struct forward_buffers {
   tensor_view rows;          ///< [capacity, hidden] io: gathered x, later the output of down
   tensor_view activated;     ///< [capacity, inter] io; w8a8: only where LoRA needs it
   tensor_view low_rank;      ///< [capacity, largest rank] io, when there is LoRA
-  code_buffers x_codes;      ///< [tokens, hidden], w8a8 with the weight on the output
+  code_buffers x_codes;      ///< [tokens, hidden], w8a8 unless gather makes codes
   code_buffers row_codes;    ///< [capacity, hidden], w8a8
   code_buffers inner_codes;  ///< [capacity, inter], w8a8
 };
@@ -59,6 +59,12 @@ struct backward_needs {
   [[nodiscard]] bool d_gate_up() const { return d_rows() || gate_up_parameters; }
 };
 [[nodiscard]] backward_needs needs_of(layer_desc const& layer, layer_gradients const& gradients);
+
+/// Whether x becomes codes while it is gathered and not before (w8a8). With the weight on the input
+/// every row has codes of its own. On CUDA gather makes those of a token once for all of its rows,
+/// when they are whole sixteens, and one kernel moves less than two.
+[[nodiscard]] bool quantizes_in_gather(layer_desc const& layer, layer_shape const& shape,
+                                       moe64::device where);
 
 [[nodiscard]] saved_buffers cut_saved(arena& memory, layer_desc const& layer,
                                       layer_shape const& shape);

@@ -97,6 +97,28 @@ TEST_F(door_layer, a_failure_anywhere_is_reported_and_puts_the_device_back) {
   }
 }
 
+/// The kernels of a layer with few tokens, in order. (Builds without the headers of CUTLASS have
+/// another grouped_gemm.)
+TEST_F(door_layer, kernels_of_few_tokens_begin_early) {
+  cases::problem_case const c(parse_problem(
+      "op=layer mode=w8a8 tokens=4 hidden=256 inter=128 experts=6 top_k=3 device=cuda:5"));
+  cases::queue const queue(device::cuda(5), nullptr);
+  for (int const major : {8, 9}) {
+    machine.reset();
+    machine.make_capability(major);
+    c.execute(queue.get());
+    std::vector<std::string> ranges;
+    for (mock_cuda::launched const& launch : machine.launches()) {
+      ranges.push_back(launch.range);
+      if (launch.range == "grouped_gemm") continue;
+      EXPECT_EQ(launch.config.early, major >= 9) << launch.range;
+    }
+    EXPECT_EQ(ranges, (std::vector<std::string>{"plan", "gather", "grouped_gemm", "activate",
+                                                "grouped_gemm", "combine"}));
+  }
+  machine.reset();
+}
+
 /// The calls that a layer makes, by their ranges.
 TEST_F(door_layer, ranges_are_named_after_operations) {
   cases::problem_case const c(parse_problem(lines()[0]));

@@ -202,6 +202,28 @@ TEST_F(launcher, a_fault_of_a_kernel_is_named_by_every_call_that_meets_it) {
   machine.reset();
 }
 
+// ---- kernels that begin early ------------------------------------------------------------------
+
+TEST_F(launcher, kernels_begin_early_where_they_say_so_and_the_device_can) {
+  cuda::kernel<some_parameters> const early_kernel{"some_kernel", some_kernel, true};
+  small_gather const call(device::cuda(3));
+  struct wanted {
+    int major;
+    bool early;
+  };
+  for (auto const& [major, early] : {wanted{8, false}, wanted{9, true}, wanted{10, true}}) {
+    machine.reset();
+    machine.make_capability(major);
+    cuda::launcher on("gather", call.args, {device::cuda(3), nullptr});
+    on.launch(any_kernel, {1, 32}, {1});
+    on.launch(early_kernel, {1, 32}, {1});
+    auto const launches = machine.launches();
+    ASSERT_EQ(launches.size(), 2U);
+    EXPECT_FALSE(launches[0].config.early);
+    EXPECT_EQ(launches[1].config.early, early) << major;
+  }
+}
+
 // ---- grids --------------------------------------------------------------------------------------
 
 TEST_F(launcher, no_blocks_is_nothing_to_do) {

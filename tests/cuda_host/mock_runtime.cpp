@@ -69,6 +69,7 @@ void mock_cuda::reset() {
   sticky_ = 0;
   has_devices_ = true;
   count_error_ = 0;
+  major_ = 9;
   current = 0;
   last = 0;
   ranges.clear();
@@ -103,6 +104,10 @@ index_t mock_cuda::live_handles() const {
 void mock_cuda::fail(runtime_call call, cuda::status code, int successes) {
   std::lock_guard const lock(mutex_);
   failures_[call] = {code, successes};
+}
+void mock_cuda::make_capability(int major) {
+  std::lock_guard const lock(mutex_);
+  major_ = major;
 }
 void mock_cuda::fail_for_good(cuda::status code) {
   std::lock_guard const lock(mutex_);
@@ -180,7 +185,7 @@ struct mock_table {
   }
   static cuda::status capability(int device, int* major, int* minor) {
     return m().call(runtime_call::capability, [&] {
-      *major = 9;
+      *major = m().major_;
       *minor = 0;
       return exists(device) ? 0 : invalid_device;
     });

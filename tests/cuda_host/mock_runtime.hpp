@@ -85,6 +85,7 @@ class mock_cuda {
   /// Every call fails from now on, as after a fault of a kernel.
   void fail_for_good(cuda::status code);
   void remove_devices(cuda::status code);  ///< device_count fails, or finds none if 0
+  void make_capability(int major);         ///< of all devices; 9 when new
   /// An error that somebody else has left behind on this thread.
   void leave_error(cuda::status code);
 
@@ -110,6 +111,7 @@ class mock_cuda {
   cuda::status sticky_ = 0;
   bool has_devices_ = true;
   cuda::status count_error_ = 0;
+  int major_ = 9;
   std::map<unsigned char const*, memory> memory_;
   std::map<void const*, int> handles_;  ///< streams, events and graphs, with their device
   std::uintptr_t next_handle_ = 0x1000;

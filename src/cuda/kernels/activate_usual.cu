@@ -1,4 +1,5 @@
 #include "cuda/kernels/activation_table.cuh"
+#include "cuda/kernels/early.cuh"
 #include "cuda/kernels/staying.cuh"
 
 namespace moe64::cuda {
@@ -80,7 +81,10 @@ struct table_source : gate_up_source<Kind, dtype::bf16> {
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(usual_threads, 16)
     activate_usual(activate_usual_parameters const p) {
-  quantize_usual_groups<usual_threads, 1>(computed_source<Kind, Type>{{p}}, p.to);
+  let_next_begin();
+  computed_source<Kind, Type> const source{{p}};
+  await_earlier();
+  quantize_usual_groups<usual_threads, 1>(source, p.to);
 }
 
 extern __shared__ uint4 staying_memory[];
@@ -110,7 +114,10 @@ __global__ void __launch_bounds__(staying_threads)
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(usual_row_threads, 2)
     activate_usual_rows(activate_usual_parameters const p) {
-  quantize_usual_rows(computed_source<Kind, Type>{{p}}, p.to);
+  let_next_begin();
+  computed_source<Kind, Type> const source{{p}};
+  await_earlier();
+  quantize_usual_rows(source, p.to);
 }
 
 using handle = kernel<activate_usual_parameters>;
@@ -119,8 +126,10 @@ using handle = kernel<activate_usual_parameters>;
 
 handle activate_usual_kernel(activation kind, dtype type) {
   return visit_kind(kind, [&](auto constant) {
-    return handle{"activate_usual", type == dtype::bf16 ? activate_usual<constant(), dtype::bf16>
-                                                        : activate_usual<constant(), dtype::f16>};
+    return handle{"activate_usual",
+                  type == dtype::bf16 ? activate_usual<constant(), dtype::bf16>
+                                      : activate_usual<constant(), dtype::f16>,
+                  true};
   });
 }
 
@@ -138,9 +147,10 @@ handle activate_usual_table_rows_kernel(activation kind) {
 
 handle activate_usual_rows_kernel(activation kind, dtype type) {
   return visit_kind(kind, [&](auto constant) {
-    return handle{"activate_usual_rows", type == dtype::bf16
-                                             ? activate_usual_rows<constant(), dtype::bf16>
-                                             : activate_usual_rows<constant(), dtype::f16>};
+    return handle{"activate_usual_rows",
+                  type == dtype::bf16 ? activate_usual_rows<constant(), dtype::bf16>
+                                      : activate_usual_rows<constant(), dtype::f16>,
+                  true};
   });
 }
 

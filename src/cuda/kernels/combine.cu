@@ -1,5 +1,6 @@
 #include "cuda/kernels/combine.hpp"
 #include "cuda/kernels/divide.cuh"
+#include "cuda/kernels/early.cuh"
 #include "cuda/kernels/number.cuh"
 #include "cuda/kernels/vector8.cuh"
 
@@ -40,45 +41,53 @@ __device__ void* eight_of(tensor_view const& tensor, index_t offset, index_t col
   return static_cast<std::uint8_t*>(tensor.data) + (offset + col) / 8 * bytes_of_8(Type);
 }
 
-/// Rows, and eights of each, that a thread loads before it adds the first: enough to keep the
-/// memory busy with the threads that these registers leave room for.
-constexpr int rows_at_once = 4;
-constexpr int eights_at_once = 2;
+/// Rows, and eights of each, that a thread loads before it adds the first, and the threads of a
+/// block. Many tokens: enough to keep the memory busy with the threads that these registers leave
+/// room for. Few: as little as possible one after the other.
+struct combine_many {
+  static constexpr int rows = 4, eights = 2, threads = combine_threads;
+  static_assert(threads * eights * 8 == combine_columns);
+};
+struct combine_few {
+  static constexpr int rows = 8, eights = 1, threads = combine_few_threads;
+  static_assert(threads * eights * 8 == combine_few_columns);
+};
 
-template <dtype Type, bool Weighted>
-__global__ void __launch_bounds__(combine_threads) combine_vectors(combine_parameters const p) {
-  constexpr index_t step = combine_threads * index_t{8};  // columns between the eights of a thread
-  static_assert(combine_columns == step * eights_at_once);
-  index_t const pieces = ceil_div(p.y.extent[1], combine_columns);
+template <class At, dtype Type, bool Weighted>
+__global__ void __launch_bounds__(At::threads) combine_vectors(combine_parameters const p) {
+  begin_early();
+  constexpr index_t step = At::threads * index_t{8};  // columns between the eights of a thread
+  constexpr index_t columns = step * At::eights;
+  index_t const pieces = ceil_div(p.y.extent[1], columns);
   index_t const top_k = p.plan.top_k;
   tensor_view const& values = p.rows.values;
   for (index_t task = blockIdx.x; task < p.plan.tokens * pieces; task += gridDim.x) {
     index_t const token = divide(task, pieces);
-    index_t const col = (task - token * pieces) * combine_columns + threadIdx.x * index_t{8};
-    float sum[eights_at_once][8] = {};
-    for (index_t k = 0; k < top_k; k += rows_at_once) {
-      index_t row[rows_at_once];
-      raw8<Type> loaded[rows_at_once][eights_at_once];
+    index_t const col = (task - token * pieces) * columns + threadIdx.x * index_t{8};
+    float sum[At::eights][8] = {};
+    for (index_t k = 0; k < top_k; k += At::rows) {
+      index_t row[At::rows];
+      raw8<Type> loaded[At::rows][At::eights];
 #pragma unroll
-      for (int i = 0; i < rows_at_once; ++i) {
+      for (int i = 0; i < At::rows; ++i) {
         row[i] = k + i < top_k ? element<index_t>(p.plan.slot_to_row, token * top_k + k + i) : -1;
       }
 #pragma unroll
-      for (int i = 0; i < rows_at_once; ++i) {
+      for (int i = 0; i < At::rows; ++i) {
 #pragma unroll
-        for (int j = 0; j < eights_at_once; ++j) {
+        for (int j = 0; j < At::eights; ++j) {
           if (row[i] < 0 || col + j * step >= p.y.extent[1]) continue;
           loaded[i][j] =
               load8<Type>(eight_of<Type>(values, row[i] * values.stride[1], col + j * step));
         }
       }
 #pragma unroll
-      for (int i = 0; i < rows_at_once; ++i) {
+      for (int i = 0; i < At::rows; ++i) {
         if (row[i] < 0) continue;
         float const weight =
             Weighted ? element<float>(p.plan.slot_weight, token * top_k + k + i) : 1.0F;
 #pragma unroll
-        for (int j = 0; j < eights_at_once; ++j) {
+        for (int j = 0; j < At::eights; ++j) {
           float number[8];
           decode8<Type>(loaded[i][j], number);
 #pragma unroll
@@ -87,7 +96,7 @@ __global__ void __launch_bounds__(combine_threads) combine_vectors(combine_param
       }
     }
 #pragma unroll
-    for (int j = 0; j < eights_at_once; ++j) {
+    for (int j = 0; j < At::eights; ++j) {
       if (col + j * step >= p.y.extent[1]) continue;
       store8<Type>(eight_of<Type>(p.y, token * p.y.stride[0], col + j * step),
                    encode8<Type>(sum[j]));
@@ -192,22 +201,30 @@ __global__ void slot_weight_gradient_adjacent(slot_weight_gradient_parameters co
   });
 }
 
+template <class At>
+kernel<combine_parameters> vectors_kernel(char const* name, dtype type, bool weighted) {
+  auto const pick = [&](auto* with, auto* without) -> kernel<combine_parameters> {
+    return {name, weighted ? with : without, true};
+  };
+  if (type == dtype::f32) {
+    return pick(combine_vectors<At, dtype::f32, true>, combine_vectors<At, dtype::f32, false>);
+  }
+  if (type == dtype::bf16) {
+    return pick(combine_vectors<At, dtype::bf16, true>, combine_vectors<At, dtype::bf16, false>);
+  }
+  return pick(combine_vectors<At, dtype::f16, true>, combine_vectors<At, dtype::f16, false>);
+}
+
 }  // namespace
 
 kernel<combine_parameters> combine_reference_kernel() {
   return {"combine_reference", combine_reference};
 }
 kernel<combine_parameters> combine_vectors_kernel(dtype type, bool weighted) {
-  auto const pick = [&](auto* with, auto* without) -> kernel<combine_parameters> {
-    return {"combine_vectors", weighted ? with : without};
-  };
-  if (type == dtype::f32) {
-    return pick(combine_vectors<dtype::f32, true>, combine_vectors<dtype::f32, false>);
-  }
-  if (type == dtype::bf16) {
-    return pick(combine_vectors<dtype::bf16, true>, combine_vectors<dtype::bf16, false>);
-  }
-  return pick(combine_vectors<dtype::f16, true>, combine_vectors<dtype::f16, false>);
+  return vectors_kernel<combine_many>("combine_vectors", type, weighted);
+}
+kernel<combine_parameters> combine_few_kernel(dtype type, bool weighted) {
+  return vectors_kernel<combine_few>("combine_few", type, weighted);
 }
 kernel<slot_weight_gradient_parameters> slot_weight_gradient_reference_kernel() {
   return {"slot_weight_gradient_reference", slot_weight_gradient_reference};

@@ -23,18 +23,20 @@ struct tile_cut {
   [[nodiscard]] __device__ index_t experts() const { return expert_begin.extent[0] - 1; }
   /// A range that is none (the host cannot look) never leads outside of the operands.
   [[nodiscard]] __device__ index_t begin(index_t expert) const {
-    index_t const row = element<index_t const>(expert_begin, expert);
+    // Not from the first-level cache: the kernel may have begun early (early.cuh).
+    index_t const row = __ldcg(&element<index_t const>(expert_begin, expert));
     return row < 0 ? 0 : row > capacity ? capacity : row;
   }
-  [[nodiscard]] __device__ index_t rows(index_t expert) const {
-    index_t const count = begin(expert + 1) - begin(expert);
+  /// Of an expert that begins there.
+  [[nodiscard]] __device__ index_t rows(index_t expert, index_t first) const {
+    index_t const count = begin(expert + 1) - first;
     return count < 0 ? 0 : count;
   }
   [[nodiscard]] __device__ index_t row_tiles(index_t rows) const {
     return rows > more ? ceil_div(rows - more, row_tile) : rows > 0 ? 1 : 0;
   }
   [[nodiscard]] __device__ index_t tiles(index_t expert) const {
-    return row_tiles(rows(expert)) * out_tiles;
+    return row_tiles(rows(expert, begin(expert))) * out_tiles;
   }
   /// Rows of each tile of an expert that has `rows` of them, but the last.
   [[nodiscard]] __device__ index_t step(index_t rows, index_t row_tiles) const {
@@ -130,7 +132,7 @@ class expert_tiles_in {
   }
 
   [[nodiscard]] __device__ tile_place place_in(index_t expert, index_t number) const {
-    index_t const rows = cut_.rows(expert);
+    index_t const first = cut_.begin(expert), rows = cut_.rows(expert, first);
     index_t const row_tiles = cut_.row_tiles(rows), row_group = cut_.row_group;
     index_t const group = number / (row_group * cut_.out_tiles);
     index_t const left = row_tiles - group * row_group;
@@ -139,7 +141,7 @@ class expert_tiles_in {
     index_t const step = cut_.step(rows, row_tiles);
     index_t const row_tile = group * row_group + number % here, row = row_tile * step;
     index_t const count = row_tile + 1 == row_tiles ? rows - row : step;
-    return {expert, cut_.begin(expert) + row, count, number / here};
+    return {expert, first + row, count, number / here};
   }
 
   tile_cut const& cut_;

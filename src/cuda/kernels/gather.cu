@@ -1,4 +1,5 @@
 #include "cuda/kernels/divide.cuh"
+#include "cuda/kernels/early.cuh"
 #include "cuda/kernels/gather.hpp"
 #include "cuda/kernels/number.cuh"
 #include "cuda/kernels/read_ahead.cuh"
@@ -104,6 +105,7 @@ __device__ void gather_scales(gather_parameters const& p) {
 template <int AtOnce, bool Scaled>
 __global__ void __launch_bounds__(gather_threads)
     gather_vectors(gather_vectors_parameters const p) {
+  begin_early();
   read_ahead(p.from, p.ahead_bytes, gather_threads * index_t{16});
   index_t const pieces = p.tokens * p.row_vectors.by, step = index_t{gridDim.x} * gather_threads;
   for (index_t piece = index_t{blockIdx.x} * gather_threads + threadIdx.x; piece < pieces;
@@ -148,8 +150,8 @@ __global__ void __launch_bounds__(gather_threads) gather_weighted(gather_paramet
 
 kernel<gather_vectors_parameters> gather_vectors_kernel(bool scaled, index_t top_k) {
   constexpr char const* name = "gather_vectors";
-  if (top_k <= 4) return {name, scaled ? gather_vectors<4, true> : gather_vectors<4, false>};
-  return {name, scaled ? gather_vectors<8, true> : gather_vectors<8, false>};
+  if (top_k <= 4) return {name, scaled ? gather_vectors<4, true> : gather_vectors<4, false>, true};
+  return {name, scaled ? gather_vectors<8, true> : gather_vectors<8, false>, true};
 }
 kernel<gather_parameters> gather_weighted_kernel(dtype type) {
   if (type == dtype::f32) return {"gather_weighted", gather_weighted<dtype::f32>};

@@ -1,3 +1,4 @@
+#include "cuda/kernels/early.cuh"
 #include "cuda/kernels/read_ahead.cuh"
 #include "cuda/kernels/usual.cuh"
 
@@ -41,6 +42,7 @@ class rows_of_token {
 template <dtype X>
 __global__ void __launch_bounds__(usual_row_threads)
     gather_usual_rows(gather_usual_parameters const p) {
+  begin_early();
   constexpr int held = 2;
   usual_target const& to = p.to;
   read_ahead(p.x.data, p.ahead_bytes, index_t{to.cols} * 2);
@@ -76,6 +78,7 @@ __global__ void __launch_bounds__(usual_row_threads)
 template <dtype X>
 __global__ void __launch_bounds__(gather_groups_threads)
     gather_usual_groups(gather_usual_parameters const p) {
+  begin_early();
   constexpr int width = quantize_usual_width;
   constexpr std::uint32_t lanes = group_items<width>, groups = gather_groups_threads / lanes;
   // Scales are written by neighbouring threads, those of a row in one piece.
@@ -113,12 +116,13 @@ __global__ void __launch_bounds__(gather_groups_threads)
 
 kernel<gather_usual_parameters> gather_usual_rows_kernel(dtype x) {
   return {"gather_usual_rows",
-          x == dtype::bf16 ? gather_usual_rows<dtype::bf16> : gather_usual_rows<dtype::f16>};
+          x == dtype::bf16 ? gather_usual_rows<dtype::bf16> : gather_usual_rows<dtype::f16>, true};
 }
 
 kernel<gather_usual_parameters> gather_usual_groups_kernel(dtype x) {
   return {"gather_usual_groups",
-          x == dtype::bf16 ? gather_usual_groups<dtype::bf16> : gather_usual_groups<dtype::f16>};
+          x == dtype::bf16 ? gather_usual_groups<dtype::bf16> : gather_usual_groups<dtype::f16>,
+          true};
 }
 
 }  // namespace moe64::cuda

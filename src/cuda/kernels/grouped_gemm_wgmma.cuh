@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/kernels/early.cuh"
 #include "cuda/kernels/expert_tiles.cuh"
 #include "cuda/kernels/grouped_gemm_wgmma.hpp"
 #include "cuda/kernels/pipeline.cuh"
@@ -148,37 +149,56 @@ class stage_loader {
                                                       : CacheHintSm90::EVICT_NORMAL);
   }
   __device__ void load(gemm_tile const& tile, int k_blocks) {
-    int const eights = tile.eights();
-    auto const bytes =
-        static_cast<std::uint32_t>(Tile::weight_bytes + eights * 1024);  // narrow-ok: a stage
+#pragma unroll 1
     for (int k = 0; k < k_blocks; ++k) {
       memory_.stages.await_free(at_);
-      shared_barrier& filled = memory_.stages.filled[at_.slot];
-      std::uint8_t* const stage = memory_.stage[at_.slot];
-      cute::set_barrier_transaction_bytes(filled, bytes);
-      int const first = k * Tile::numbers::stage_k;
-      load_weights(tile, first, stage, filled);
-      load_x(tile.row, eights, first, stage + Tile::weight_bytes, filled);
+      load_weights(tile, k, at_.slot);
+      load_x(tile, k, at_.slot);
+      at_.next();
+    }
+  }
+  /// The same for the first tile: weights of the first stages, which are free, before what writes x
+  /// is awaited.
+  __device__ void load_first(gemm_tile const& tile, int k_blocks) {
+#pragma unroll 1
+    for (int k = 0; k < k_blocks && k < Tile::stages; ++k) load_weights(tile, k, k);
+    await_earlier();
+    let_next_begin();
+#pragma unroll 1
+    for (int k = 0; k < k_blocks; ++k) {
+      if (k >= Tile::stages) {
+        memory_.stages.await_free(at_);
+        load_weights(tile, k, at_.slot);
+      }
+      load_x(tile, k, at_.slot);
       at_.next();
     }
   }
 
  private:
-  __device__ void load_weights(gemm_tile const& tile, int k, std::uint8_t* to,
-                               shared_barrier& filled) const {
-    cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_, to, k, tile.out,
+  /// Also says how much the stage will get.
+  __device__ void load_weights(gemm_tile const& tile, int k, int slot) const {
+    shared_barrier& filled = memory_.stages.filled[slot];
+    auto const bytes = static_cast<std::uint32_t>(  // narrow-ok: a stage
+        Tile::weight_bytes + tile.eights() * 1024);
+    cute::set_barrier_transaction_bytes(filled, bytes);
+    cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_,
+                                 memory_.stage[slot], k * Tile::numbers::stage_k, tile.out,
                                  tile.expert);
   }
   /// Boxes of 128 rows down to 8: any number of eights. Rows behind the tile are of no use, and
   /// never reach y.
-  __device__ void load_x(int row, int eights, int k, std::uint8_t* to,
-                         shared_barrier& filled) const {
+  __device__ void load_x(gemm_tile const& tile, int k, int slot) const {
     constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    shared_barrier& filled = memory_.stages.filled[slot];
+    std::uint8_t* const to = memory_.stage[slot] + Tile::weight_bytes;
+    int const eights = tile.eights();
     int done = 0;
 #pragma unroll
     for (int i = 4; i >= 0; --i) {
       if ((8 << i) > Tile::rows || (eights >> i & 1) == 0) continue;
-      cute::SM90_TMA_LOAD_2D::copy(&p_.x[i], &filled, hint, to + done * 1024, k, row + done * 8);
+      cute::SM90_TMA_LOAD_2D::copy(&p_.x[i], &filled, hint, to + done * 1024,
+                                   k * Tile::numbers::stage_k, tile.row + done * 8);
       done += 1 << i;
     }
   }

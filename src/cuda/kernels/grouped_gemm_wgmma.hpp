@@ -32,6 +32,7 @@ struct grouped_gemm_wgmma_parameters {
   tensor_view y;      ///< [capacity, parts * n_part] bf16 f16
   bool y_vectors;     ///< 8 numbers of y can be written at once
   bool once;          ///< weights are read about once: they need not stay in the cache
+  bool settled;       ///< grouped_gemm_args::settled
 };
 
 /// Rows and outputs of a tile, the threads that compute it, and their shared memory.

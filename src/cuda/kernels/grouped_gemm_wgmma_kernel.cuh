@@ -25,14 +25,19 @@ __device__ __forceinline__ void multiply_tile(grouped_gemm_wgmma_parameters cons
   sums.end();
   sums.store(tile);
 }
+inline constexpr int loading_warp = 1;
+
 /// Warps 1 to 3 of those that feed; warp 0 publishes tiles.
 template <class Tile>
 __device__ void feed(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory,
                      int k_blocks) {
   gemm_tile tile;
   tile_reader reader(memory.tile, memory.tiles);
-  if (warp_number() == 1) {
+  if (warp_number() == loading_warp) {
     stage_loader<Tile> loader(p, memory);
+    if (!reader.next(tile)) return;
+    if (lane_number() == 0) loader.load_first(tile, k_blocks);
+    __syncwarp();
     while (reader.next(tile)) {
       if (lane_number() == 0) loader.load(tile, k_blocks);
       __syncwarp();
@@ -41,6 +46,16 @@ __device__ void feed(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>&
     factor_maker<Tile> maker(p, memory, thread_number() - 64);
     while (reader.next(tile)) maker.make(tile, k_blocks);
   }
+}
+
+/// By one thread: the first copies would wait for them.
+__device__ inline void prefetch_maps(grouped_gemm_wgmma_parameters const& p) {
+  auto const prefetch = [](tensor_map const& map) {
+    cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&map));
+  };
+  prefetch(p.weights[0]);
+  if (p.parts > 1) prefetch(p.weights[1]);
+  prefetch(p.x[0]);
 }
 
 /// By one thread.
@@ -59,6 +74,8 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
   auto& memory = *reinterpret_cast<wgmma_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
   if (threadIdx.x == 0) make_barriers(memory);
+  if (threadIdx.x == 32) prefetch_maps(p);
+  if (!p.settled) await_earlier();
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs});
   tile_cut const cut = {.expert_begin = p.expert_begin,
                         .capacity = p.y.extent[0],
@@ -68,6 +85,8 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   expert_tiles const tiles(cut, memory.tile_sums);
   constexpr index_t stage_k = Tile::numbers::stage_k;
   int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
+  // Finding the first tile and loading its weights comes before.
+  if (warp_number() > loading_warp) await_earlier();
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
     if (warp_number() == 0) {

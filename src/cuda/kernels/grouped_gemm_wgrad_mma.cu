@@ -31,9 +31,10 @@ class gradient_tiles {
   [[nodiscard]] __device__ gradient_place at(index_t number) const {
     index_t const matrix = number / tiles_, tile = number % tiles_;
     index_t const expert = matrix / p_.parts;
+    index_t const begin = ranges_.begin(expert);
     return {expert,
-            ranges_.begin(expert),
-            ranges_.rows(expert),
+            begin,
+            ranges_.rows(expert, begin),
             within(matrix % p_.parts, 1),
             tile / n_tiles_ * Shape::rows,
             tile % n_tiles_ * Shape::outs};

@@ -64,8 +64,13 @@ __global__ void __launch_bounds__(tile* tile)
     int const part = within(task / tiles % p.parts, 1);
     index_t const place = task % tiles;
     if (!p.d_weights[part].present()) continue;
-    gradient_place const at = {expert, ranges.begin(expert),     ranges.rows(expert),
-                               part,   place / col_tiles * tile, place % col_tiles * tile};
+    index_t const begin = ranges.begin(expert);
+    gradient_place const at = {expert,
+                               begin,
+                               ranges.rows(expert, begin),
+                               part,
+                               place / col_tiles * tile,
+                               place % col_tiles * tile};
     float sum = sum_of(p, at, memory);
     // Without rows the sum is +0, whatever the sign of the factor.
     if (at.rows > 0) sum *= p.scaling;
@@ -89,7 +94,7 @@ __global__ void __launch_bounds__(bias_gradient_threads)
     index_t const n = task % tiles * bias_gradient_threads + threadIdx.x;
     if (n >= part_rows || !p.d_bias[part].present()) continue;
     float sum = 0.0F;
-    index_t const begin = ranges.begin(expert), end = begin + ranges.rows(expert);
+    index_t const begin = ranges.begin(expert), end = begin + ranges.rows(expert, begin);
     for (index_t r = begin; r < end; ++r) sum += load_number(row_of(p.dy, r), part * part_rows + n);
     store_float(row_of(p.d_bias[part], expert), n, sum);
   }

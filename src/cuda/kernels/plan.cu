@@ -1,3 +1,4 @@
+#include "cuda/kernels/early.cuh"
 #include "cuda/kernels/slots.cuh"
 
 /// A stable counting sort of slots by expert. Within a block every warp has a piece of consecutive
@@ -183,6 +184,7 @@ struct sorted_slots {
 };
 
 __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const p) {
+  begin_early();
   constexpr int per_thread = 4;
   extern __shared__ __align__(16) std::uint8_t memory[];
   auto* const counts = reinterpret_cast<std::uint32_t*>(memory);
@@ -233,6 +235,7 @@ __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const
 }
 
 __global__ void __launch_bounds__(plan_threads) plan_places(plan_parameters const p) {
+  begin_early();
   constexpr int per_lane = 4;
   constexpr index_t warps = plan_threads / 32;
   int const lane = threadIdx.x % 32;
@@ -286,6 +289,7 @@ __device__ void add_status(plan_parameters const& p, std::int64_t kept) {
 
 /// Four blocks per multiprocessor: all chunks of most problems at once.
 __global__ void __launch_bounds__(plan_threads, 4) plan_scatter(plan_parameters const p) {
+  begin_early();
   constexpr int warps = plan_threads / 32;
   constexpr int per_thread = plan_cut::round_slots / plan_threads;
   extern __shared__ __align__(16) std::uint8_t memory[];
@@ -328,9 +332,9 @@ __global__ void __launch_bounds__(plan_threads, 4) plan_scatter(plan_parameters 
 
 }  // namespace
 
-kernel<plan_parameters> plan_count_kernel() { return {"plan_count", plan_count}; }
-kernel<plan_parameters> plan_places_kernel() { return {"plan_places", plan_places}; }
-kernel<plan_parameters> plan_scatter_kernel() { return {"plan_scatter", plan_scatter}; }
+kernel<plan_parameters> plan_count_kernel() { return {"plan_count", plan_count, true}; }
+kernel<plan_parameters> plan_places_kernel() { return {"plan_places", plan_places, true}; }
+kernel<plan_parameters> plan_scatter_kernel() { return {"plan_scatter", plan_scatter, true}; }
 
 index_t plan_count_shared(index_t experts) {
   return std::min(experts, plan_tile_experts) * index_t{sizeof(std::uint32_t)};

@@ -1,3 +1,4 @@
+#include "cuda/kernels/early.cuh"
 #include "cuda/kernels/plan_rounds.hpp"
 #include "cuda/kernels/slots.cuh"
 #include "cuda/kernels/small.cuh"
@@ -95,6 +96,7 @@ __device__ int find_places(parameters const& p, shared_counts const& counts) {
 __global__ void __launch_bounds__(plan_threads) plan_rounds(parameters const p) {
   extern __shared__ std::uint32_t memory[];
   __shared__ block_others others;
+  begin_early();
   shared_counts const counts(memory, p.experts);
   int const begin = static_cast<int>(blockIdx.x) * plan_threads;  // narrow-ok: plan_rounds_slots
   int const slot = begin + thread_number();
@@ -160,7 +162,7 @@ __global__ void __launch_bounds__(plan_threads) plan_rounds(parameters const p) 
 
 }  // namespace
 
-kernel<plan_rounds_parameters> plan_rounds_kernel() { return {"plan_rounds", plan_rounds}; }
+kernel<plan_rounds_parameters> plan_rounds_kernel() { return {"plan_rounds", plan_rounds, true}; }
 
 index_t plan_rounds_shared(index_t experts) {
   return shared_counts::words(experts) * index_t{sizeof(std::uint32_t)};

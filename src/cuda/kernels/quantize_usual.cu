@@ -1,3 +1,4 @@
+#include "cuda/kernels/early.cuh"
 #include "cuda/kernels/usual.cuh"
 
 namespace moe64::cuda {
@@ -18,6 +19,7 @@ struct rows_source {
 
 template <dtype X>
 __global__ void __launch_bounds__(usual_threads) quantize_usual(quantize_usual_parameters const p) {
+  begin_early();
   quantize_usual_groups<usual_threads, quantize_usual_held>(rows_source<X>{p.x}, p.to);
 }
 
@@ -25,7 +27,7 @@ __global__ void __launch_bounds__(usual_threads) quantize_usual(quantize_usual_p
 
 kernel<quantize_usual_parameters> quantize_usual_kernel(dtype x) {
   constexpr char const* name = "quantize_usual";
-  return {name, x == dtype::bf16 ? quantize_usual<dtype::bf16> : quantize_usual<dtype::f16>};
+  return {name, x == dtype::bf16 ? quantize_usual<dtype::bf16> : quantize_usual<dtype::f16>, true};
 }
 
 }  // namespace moe64::cuda
