@@ -146,7 +146,7 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const experts = args.weights.experts();
   wgmma_size const size = wgmma::size_of(args.x.rows(), experts);
-  decode_shape const shape = grouped_gemm_decode_shape(size);
+  decode_shape const shape = grouped_gemm_decode_shape(size, args.transpose);
   wgmma_shape const& tile = shape.tile;
   grouped_gemm_decode_parameters p = parameters(args, shape, where);
   p.once = ceil_div(args.x.rows(), std::max<index_t>(experts, 1)) <= tile.most_rows;

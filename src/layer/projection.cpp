@@ -56,8 +56,9 @@ void project(projection const& p, project_args const& args, stream where) {
 void project_backward(projection const& p, project_backward_args const& args, stream where) {
   low_rank_term low_rank;
   if (p.lora.present()) {
-    low_rank.u = leave_low_rank(p.lora, args.dy, args.d_low_rank, args.expert_begin,
-                                args.implementation, where);
+    low_rank.u = args.left_low_rank ? args.d_low_rank.slice(1, 0, p.lora.b.cols())
+                                    : leave_low_rank(p.lora, args.dy, args.d_low_rank,
+                                                     args.expert_begin, args.implementation, where);
     low_rank.weights = p.lora.a;
     low_rank.scaling = p.lora.scaling;
   }

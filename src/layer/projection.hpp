@@ -25,11 +25,12 @@ struct project_backward_args {
   tensor_view d_low_rank;    ///< scratch
   tensor_view expert_begin;  ///< [experts + 1] int64
   tensor_view dx;            ///< out: [capacity, in] io
+  bool left_low_rank;        ///< d_low_rank has dy B already
   std::string_view implementation;
 };
 void project_backward(projection const& p, project_backward_args const& args, stream where);
 
-/// Gradients of W, bias, A and B, as far as they are asked for.
+/// Gradients of W, bias, A and B, as far as they are asked for; with that of A, d_low_rank is dy B.
 struct project_parameters_args {
   tensor_view x;             ///< [capacity, in] io
   tensor_view dy;            ///< [capacity, out] io

@@ -127,6 +127,42 @@ TEST_F(cuda_grouped_gemm, tiles_and_stages_may_be_partial) {
   }
 }
 
+TEST_F(cuda_grouped_gemm, few_outputs) {
+  for (index_t const outs : {8, 16, 40, 64}) {
+    for (auto const& counts : row_counts) {
+      for (bool const transpose : {false, true}) {
+        SCOPED_TRACE(std::to_string(outs) + (transpose ? " transposed" : ""));
+        gemm_call::shape const shape = {1, transpose ? 328 : outs, transpose ? outs : 328};
+        gemm_call const call({dtype::bf16}, shape, counts, dtype::bf16, content::integers,
+                             {transpose, !transpose, 5});
+        expect_as_cpu(call.args, "", true);
+      }
+    }
+  }
+}
+
+TEST_F(cuda_grouped_gemm, few_outputs_have_the_bits_that_they_have_among_many) {
+  for (bool const transpose : {false, true}) {
+    gemm_call::shape const shape = {1, transpose ? 328 : 160, transpose ? 160 : 328};
+    gemm_call const wide({dtype::bf16}, shape, {70, 1, 0, 300}, dtype::bf16, content::random,
+                         {transpose, false, 0});
+    grouped_gemm_args args = wide.args;
+    args.implementation = "mma";
+    grouped_gemm(args, where());
+    for (index_t const outs : {16, 64}) {
+      test_tensor const y(dtype::bf16, {wide.y.view().extent[0], outs});
+      tensor_view const part = wide.weights.values.view().slice(transpose ? 2 : 1, 0, outs);
+      args.weights = weight_stack::single(quantized_view::plain(part));
+      args.y = y;
+      grouped_gemm(args, where());
+      for (index_t r = 0; r < 371; ++r) {
+        for (index_t n = 0; n < outs; ++n)
+          ASSERT_EQ(y.get(r, n), wide.y.get(r, n)) << r << " " << n;
+      }
+    }
+  }
+}
+
 TEST_F(cuda_grouped_gemm, widths_of_models) {
   struct shape {
     index_t inter, hidden;

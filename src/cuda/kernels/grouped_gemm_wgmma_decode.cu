@@ -11,16 +11,21 @@ kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size, bool transpose
   return many ? decode_kernel_many<Left>() : decode_kernel_small<Left>(size);
 }
 
+template <class Tile>
+decode_shape shape_of(bool transposed) {
+  return transposed ? decode_shape_of<transposed_tile<Tile>> : decode_shape_of<Tile>;
+}
+
 }  // namespace
 
-decode_shape grouped_gemm_decode_shape(wgmma_size size) {
+decode_shape grouped_gemm_decode_shape(wgmma_size size, bool transposed) {
   switch (size) {
     case wgmma_size::few:
-      return decode_shape_of<decode_few<bf16_left>>;
+      return shape_of<decode_few<bf16_left>>(transposed);
     case wgmma_size::some:
-      return decode_shape_of<decode_some<bf16_left>>;
+      return shape_of<decode_some<bf16_left>>(transposed);
     default:
-      return decode_shape_of<decode_many<bf16_left>>;
+      return shape_of<decode_many<bf16_left>>(transposed);
   }
 }
 

@@ -26,6 +26,7 @@ struct decode_tile {
   static constexpr bool transposed = false;
   /// A thread has two outputs of each 16, that far apart.
   static constexpr int out_step = 8;
+  static constexpr int scale_slots = 2;  ///< for chunks of scales
   static constexpr int cluster = Pair ? 2 : 1;
   static constexpr int outs = 64 * Groups;
   static constexpr int threads = 128 * (Groups + 1);
@@ -33,6 +34,8 @@ struct decode_tile {
   static constexpr int stage_k = StageK, panel_k = 64, panels = StageK / panel_k, steps = 4;
   static constexpr int weight_bytes = outs * StageK, panel_bytes = Rows * 128;
   static constexpr int stage_bytes = weight_bytes + panels * panel_bytes;
+  /// Whether a warp of its own brings the factor of a low-rank term ahead of its use.
+  static constexpr bool low_rank_ahead = Products == decode_products::of_groups;
   /// Rows of y that a group hands to the copy engine at a time; there are two buffers for them.
   static constexpr int rows_out = Rows <= 64 ? 16 : 64;
   static_assert(Groups == 2 || Groups == 4);
@@ -45,21 +48,25 @@ struct decode_tile {
 template <class Tile>
 struct transposed_tile : Tile {
   static constexpr bool transposed = true;
-  static constexpr int out_step = 1;
+  static constexpr int out_step = 1, scale_slots = 4;
 };
 
 /// Scales of a tile come in chunks: of that many blocks along k, for each block of 128 outputs, or
 /// one for each output; transposed: of that many numbers along k.
-inline constexpr int scale_chunk = 128, scale_slots = 4;
+inline constexpr int scale_chunk = 128;
+/// The factor of a low-rank term comes 16 along k at a time, while the tile before is multiplied.
+inline constexpr int low_rank_step = 16, low_rank_slots = 1;
 
 template <class Tile>
 struct decode_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(1024) std::uint8_t out[Tile::groups][2][Tile::rows_out * 128];  ///< by group and turn
-  float scale[scale_slots][Tile::outs];
+  float scale[Tile::scale_slots][Tile::outs];
+  float low_rank[low_rank_slots][low_rank_step][Tile::low_rank_ahead ? Tile::outs : 1];
   gemm_tile tile[tile_slots];
   ring_barriers<Tile::stages> stages;
-  ring_barriers<scale_slots> scales;
+  ring_barriers<Tile::scale_slots> scales;
+  ring_barriers<low_rank_slots> low_ranks;
   ring_barriers<tile_slots> tiles;
   expert_tiles::memory tile_sums;
 };
@@ -236,7 +243,70 @@ class scale_loader {
 
   grouped_gemm_decode_parameters const& p_;
   decode_memory<Tile>& memory_;
-  ring_place<scale_slots> at_;
+  ring_place<Tile::scale_slots> at_;
+};
+
+/// By one warp: the factor V of a low-rank term as f32.
+template <class Tile>
+class low_rank_loader {
+ public:
+  __device__ low_rank_loader(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory)
+      : p_(p), memory_(memory) {}
+  __device__ void load(gemm_tile const& tile) {
+    for (index_t k = 0; k < p_.low_rank.rank; k += low_rank_step) {
+      memory_.low_ranks.await_free(at_);
+      if (p_.low_rank.f32) {
+        fill<float>(tile, k);
+      } else {
+        fill<std::uint16_t>(tile, k);
+      }
+      arrive(memory_.low_ranks.filled[at_.slot]);
+      at_.next();
+    }
+  }
+
+ private:
+  [[nodiscard]] static __device__ float number(float stored) { return stored; }
+  [[nodiscard]] static __device__ float number(std::uint16_t stored) {
+    return Tile::left::low(stored);
+  }
+
+  /// Eight of a lane at once, since memory answers late; zero behind the ends. A warp reads along
+  /// what usually is contiguous: k of two outputs; transposed, 32 outputs.
+  template <class Stored>
+  __device__ void fill(gemm_tile const& tile, index_t k) {
+    constexpr int at_once = 8, each_lane = Tile::outs * low_rank_step / 32;
+    constexpr int next_out = Tile::transposed ? 0 : 2, next_k = Tile::transposed ? 1 : 0;
+    mma_low_rank const& low = p_.low_rank;
+    index_t const n_stride = low.n[tile.part], k_stride = low.k[tile.part];
+    auto const* const from = static_cast<Stored const*>(low.weights[tile.part]) +
+                             tile.expert * low.expert[tile.part] + tile.out * n_stride +
+                             k * k_stride;
+    int const outs = within(p_.n_part - tile.out, Tile::outs);
+    int const depth = within(low.rank - k, low_rank_step);
+#pragma unroll 1
+    for (int i = 0; i < each_lane; i += at_once) {
+      int const lane = lane_number();
+      int const out = Tile::transposed ? i / low_rank_step * 32 + lane : i * 2 + lane / 16;
+      int const deep = Tile::transposed ? i % low_rank_step : lane % 16;
+      Stored const* next = from + out * n_stride + deep * k_stride;
+      Stored stored[at_once];
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) {
+        bool const there = out + j * next_out < outs && deep + j * next_k < depth;
+        stored[j] = there ? *next : Stored{};
+        next += next_out * n_stride + next_k * k_stride;
+      }
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) {
+        memory_.low_rank[at_.slot][deep + j * next_k][out + j * next_out] = number(stored[j]);
+      }
+    }
+  }
+
+  grouped_gemm_decode_parameters const& p_;
+  decode_memory<Tile>& memory_;
+  ring_place<low_rank_slots> at_;
 };
 
 }  // namespace moe64::cuda

@@ -34,7 +34,7 @@ struct decode_shape {
   int stage_k;  ///< codes along k of a box of weights
 };
 
-[[nodiscard]] decode_shape grouped_gemm_decode_shape(wgmma_size size);
+[[nodiscard]] decode_shape grouped_gemm_decode_shape(wgmma_size size, bool transposed);
 /// `numbers`: type of x, bf16 f16.
 [[nodiscard]] kernel<grouped_gemm_decode_parameters> grouped_gemm_decode_kernel(wgmma_size size,
                                                                                 dtype numbers,

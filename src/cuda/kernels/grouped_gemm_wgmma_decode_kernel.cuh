@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma_decode_sums.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_decode_store.cuh"
 
 #include <cutlass/arch/reg_reconfig.h>
 
@@ -40,6 +40,9 @@ __device__ void feed(grouped_gemm_decode_parameters const& p, decode_memory<Tile
   } else if (warp_number() == 2) {
     scale_loader<Tile> loader(p, memory);
     while (reader.next(tile)) loader.load(tile);
+  } else if constexpr (Tile::low_rank_ahead) {
+    low_rank_loader<Tile> loader(p, memory);
+    while (reader.next(tile)) loader.load(tile);
   }
 }
 
@@ -53,7 +56,8 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
     constexpr int multiplying_warps = 4 * Tile::groups;
     memory.stages.make(1, multiplying_warps * Tile::cluster);
     memory.scales.make(32, multiplying_warps);
-    memory.tiles.make(1, multiplying_warps + 2);
+    memory.low_ranks.make(32, multiplying_warps);
+    memory.tiles.make(1, multiplying_warps + (Tile::low_rank_ahead ? 3 : 2));
     cutlass::arch::fence_barrier_init();
   }
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs * Tile::cluster});
@@ -110,8 +114,8 @@ using transposed_some = transposed_tile<decode_some<Left>>;
 template <class Left>
 using transposed_many = transposed_tile<decode_many<Left>>;
 
-static_assert(fits<decode_few<bf16_left>> && fits<decode_some<bf16_left>> &&
-              fits<decode_many<bf16_left>>);
+static_assert(fits<transposed_few<bf16_left>> && fits<transposed_some<bf16_left>> &&
+              fits<transposed_many<bf16_left>>);
 
 /// Instantiated in files for each kind of numbers.
 template <class Left>

@@ -1,11 +1,164 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma_decode_thread.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_decode.cuh"
 #include "cuda/kernels/low_rank.cuh"
 
-#include <cute/arch/copy_sm90.hpp>
+#include <cuda_fp8.h>
 
 namespace moe64::cuda {
+
+/// Two codes as numbers of the left operand: scaled in f32, rounded once more.
+struct e4m3_codes {
+  template <class Left>
+  [[nodiscard]] static __device__ std::uint32_t pair(std::uint16_t codes, float2 scale) {
+    __half2 const exact(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3));
+    float2 const numbers = __half22float2(exact);
+    return Left::of(numbers.x * scale.x, numbers.y * scale.y);
+  }
+};
+
+/// The codes of one panel that one thread decodes, and what the two of a pair are multiplied by.
+struct panel_codes {
+  std::uint16_t pair[4][4];
+  float2 scale[4][4];
+};
+
+/// Where a thread of the groups is: in the rings, and in the tile.
+template <class Tile>
+struct decode_thread {
+  grouped_gemm_decode_parameters const& p;
+  decode_memory<Tile>& memory;
+  int group, lane, out;  ///< out: the first of its two outputs of the tile
+  ring_place<Tile::stages> stage;
+  ring_place<Tile::scale_slots> scale;
+  /// Bit 0: which buffer of y is next; bit 1: the parity of the one slot of low_ranks. In one
+  /// register, since there is none to spare.
+  unsigned turn = 0;
+  float addend[2];  ///< bias of its outputs
+
+  __device__ decode_thread(grouped_gemm_decode_parameters const& parameters,
+                           decode_memory<Tile>& shared)
+      : p(parameters),
+        memory(shared),
+        group(warp_number() / 4 - 1),
+        lane(lane_number()),
+        out(group * 64 + warp_number() % 4 * 16 + lane / 4 * (Tile::transposed ? 2 : 1)) {}
+
+  [[nodiscard]] __device__ std::uint8_t* buffer() const { return memory.out[group][turn & 1]; }
+  [[nodiscard]] __device__ ring_place<low_rank_slots> low_rank() const { return {0, turn >> 1}; }
+  __device__ void next_low_rank() {
+    __syncwarp();
+    if (lane == 0) arrive(memory.low_ranks.used[0]);
+    turn ^= 2;
+  }
+  __device__ void await_group() const {
+    auto const barrier = static_cast<std::uint32_t>(group);  // narrow-ok: below 4
+    cutlass::arch::NamedBarrier::arrive_and_wait(128, barrier);
+  }
+
+  /// By the whole warp: it will not look at the stage again.
+  __device__ void release(int slot) const {
+    __syncwarp();
+    if constexpr (Tile::cluster == 1) {
+      if (lane == 0) arrive(memory.stages.used[slot]);
+    } else {
+      arrive_at(memory.stages.used[slot], lane, lane < Tile::cluster);
+    }
+  }
+  /// The right operand of an even or odd panel of the tile, which is where the thread is.
+  [[nodiscard]] __device__ std::uint8_t const* x(int odd) const {
+    return memory.stage[stage.slot] + Tile::weight_bytes + odd % Tile::panels * Tile::panel_bytes;
+  }
+  __device__ void next_scales() {
+    __syncwarp();
+    if (lane == 0) arrive(memory.scales.used[scale.slot]);
+    scale.next();
+  }
+
+  __device__ void load_bias(gemm_tile const& tile) {
+    tensor_view const& bias = p.bias[tile.part];
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      index_t const at = index_t{tile.out} + out + i * Tile::out_step;
+      bool const live = bias.present() && at < p.n_part;
+      float const value =
+          live ? load_number(bias.type, bias.data, offset_of(bias, tile.expert, at)) : 0.0F;
+      if (i == 0) addend[0] = value;
+      if (i == 1) addend[1] = value;
+    }
+  }
+
+  /// How many numbers there are from panel `number` of a tile on, up to the end of a part.
+  [[nodiscard]] __device__ index_t left_along_k(int number) const {
+    index_t const at = index_t{number} * Tile::panel_k;
+    index_t const panels_end = ceil_div(p.k_part, index_t{128}) * 128;
+    return p.k_part - (Tile::transposed && at >= panels_end ? at - panels_end : at);
+  }
+
+  /// What this thread decodes of panel `number` of a tile, which is where it is.
+  __device__ __forceinline__ void read(int number, panel_codes& codes) {
+    constexpr int panels_per_block = 128 / Tile::panel_k;
+    constexpr int panels_per_chunk = panels_per_block * (Tile::transposed ? 1 : scale_chunk);
+    if (number % panels_per_chunk == 0) {
+      if (number > 0) next_scales();
+      memory.scales.await_filled(scale);
+    }
+    if constexpr (Tile::transposed) {
+      read_transposed(number, codes);
+    } else {
+      read_plain(number, codes);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void read_plain(int number, panel_codes& codes) {
+    constexpr int panels_per_block = 128 / Tile::panel_k;
+    float const* const scales = memory.scale[scale.slot];
+    int const first =
+        p.row_scales ? out : out / 128 * 128 + number / panels_per_block % scale_chunk;
+    float const two[2] = {scales[first], scales[p.row_scales ? first + 8 : first]};
+    constexpr int row_chunks = Tile::stage_k / 16;
+    int const swizzle = (lane / 4 / (8 / row_chunks) % row_chunks) ^ (number % Tile::panels * 4);
+    int const base = out * Tile::stage_k + swizzle * 16 + lane % 4 * 2;
+    std::uint8_t const* const stage_codes = memory.stage[stage.slot];
+#pragma unroll
+    for (int step = 0; step < Tile::steps; ++step) {
+      std::uint8_t const* const row = stage_codes + (base ^ (step * 16));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        codes.pair[step][i] =
+            *reinterpret_cast<std::uint16_t const*>(row + i % 2 * 8 * Tile::stage_k + i / 2 * 8);
+        codes.scale[step][i] = {two[i % 2], two[i % 2]};
+      }
+    }
+  }
+
+  /// Lines of 128 outputs: matrices of 8 along k x 8 pairs of outputs, transposed as pairs, of
+  /// which a thread gets two neighbours along k.
+  __device__ __forceinline__ void read_transposed(int number, panel_codes& codes) {
+    int const chunk = (out / 16) ^ (lane % 8);
+    shared_address const lines =
+        shared_address_of(memory.stage[stage.slot] +
+                          (number % Tile::panels * Tile::panel_k + lane) * 128 + chunk * 16);
+    float const* const scales =
+        memory.scale[scale.slot] + number % (128 / Tile::panel_k) * Tile::panel_k + lane % 4 * 2;
+#pragma unroll
+    for (int quarter = 0; quarter < Tile::steps * 2; quarter += 4) {
+      std::uint32_t words[4];
+      load_matrices_transposed(words, lines + quarter * 8 * 128);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const step = (quarter + i) / 2, later = i % 2 * 2;
+        // Two outputs of two numbers along k become two numbers along k of two outputs.
+        std::uint32_t const pairs = __byte_perm(words[i], 0, 0x3120);
+        codes.pair[step][later] = static_cast<std::uint16_t>(pairs);
+        codes.pair[step][later + 1] = static_cast<std::uint16_t>(pairs >> 16);
+        float2 const two = *reinterpret_cast<float2 const*>(scales + (quarter + i) * 8);
+        codes.scale[step][later] = codes.scale[step][later + 1] = two;
+      }
+    }
+  }
+};
 
 /// The sums of one thread of a group of four warps: of outputs `out` and that + 8, of each 8 rows
 /// the two from lane % 4 * 2 on.
@@ -37,22 +190,21 @@ class decode_sums {
     thread.next_scales();
   }
 
-  /// Sums become scaling * u V^T, where u comes in stages of its own and V straight from memory:
-  /// ranks are small.
+  /// Sums become scaling * u V^T, where u comes in stages of its own.
   __device__ __forceinline__ void add_low_rank(decode_thread<Tile>& thread, gemm_tile const& tile) {
     mma_low_rank const& low = thread.p.low_rank;
     int const rank = static_cast<int>(low.rank);  // narrow-ok: host looked
 #pragma unroll 1
-    for (int k = 0; k < rank; k += 16) {
+    for (int k = 0; k < rank; k += low_rank_step) {
       low_rank_left left(thread, tile, k);
       int const in_stage = k % Tile::stage_k;
       if (in_stage == 0) thread.memory.stages.await_filled(thread.stage);
       std::uint8_t const* const u = thread.x(in_stage / Tile::panel_k);
 #pragma unroll 1
       for (int term = 0; term < low_rank_terms(low); ++term) {
-        add_step(u, in_stage % Tile::panel_k / 16, left.take());
+        add_step(u, in_stage % Tile::panel_k / low_rank_step, left.take());
       }
-      if (in_stage + 16 < Tile::stage_k && k + 16 < rank) continue;
+      if (in_stage + low_rank_step < Tile::stage_k && k + low_rank_step < rank) continue;
       thread.release(thread.stage.slot);
       thread.stage.next();
     }
@@ -70,17 +222,26 @@ class decode_sums {
   struct low_rank_left {
     float rest[4][2];
 
-    __device__ low_rank_left(decode_thread<Tile> const& thread, gemm_tile const& tile, int k) {
-      mma_low_rank const& low = thread.p.low_rank;
-      index_t const expert = tile.expert * low.expert[tile.part];
+    __device__ low_rank_left(decode_thread<Tile>& thread, gemm_tile const& tile, int k) {
+      if constexpr (Tile::low_rank_ahead) thread.memory.low_ranks.await_filled(thread.low_rank());
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        index_t const n = index_t{tile.out} + thread.out + i / 2 % 2 * Tile::out_step;
-        index_t const at = k + thread.lane % 4 * 2 + i / 4 * 8 + i % 2;
-        bool const there = n < thread.p.n_part && at < low.rank;
-        rest[i / 2][i % 2] =
-            there ? low_rank_number<typename Tile::left>(low, tile.part, expert, n, at) : 0.0F;
+        int const out = thread.out + i / 2 % 2 * Tile::out_step;
+        int const deep = thread.lane % 4 * 2 + i / 4 * 8 + i % 2;
+        if constexpr (Tile::low_rank_ahead) {
+          rest[i / 2][i % 2] = thread.memory.low_rank[0][deep][out];
+        } else {
+          rest[i / 2][i % 2] = of(thread.p, tile, index_t{tile.out} + out, index_t{k} + deep);
+        }
       }
+      if constexpr (Tile::low_rank_ahead) thread.next_low_rank();
+    }
+    /// Straight from memory; zero behind the ends.
+    [[nodiscard]] static __device__ float of(grouped_gemm_decode_parameters const& p,
+                                             gemm_tile const& tile, index_t n, index_t k) {
+      if (n >= p.n_part || k >= p.low_rank.rank) return 0.0F;
+      index_t const expert = tile.expert * p.low_rank.expert[tile.part];
+      return low_rank_number<typename Tile::left>(p.low_rank, tile.part, expert, n, k);
     }
     __device__ left_numbers take() {
       left_numbers numbers;
@@ -102,10 +263,9 @@ class decode_sums {
             e4m3_codes::pair<typename Tile::left>(codes.pair[step][i], codes.scale[step][i]);
       }
     }
-    // Transposed codes have a scale for each number along k, behind its end zero as they are.
-    if constexpr (Tile::transposed) return;
     // Behind the end of k there are no weights: zero, not zero times a scale that may be no number.
-    index_t const left = thread.p.k_part - index_t{panel} * Tile::panel_k;
+    // (And a branch, before which the numbers are computed: before the products are waited for.)
+    index_t const left = thread.left_along_k(panel);
     if (left >= Tile::panel_k) return;
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
@@ -223,138 +383,5 @@ class decode_sums {
 
   float sums_[Tile::halves * Width / 2];
 };
-
-/// Where 8 outputs of a row lie in a buffer of y: as the copy engine swizzles them.
-__device__ inline int place_out(int row, int eight) { return row * 128 + (eight ^ (row % 8)) * 16; }
-
-/// Rows [begin, end) of a buffer, by the threads of a group.
-template <class Tile>
-__device__ void write_rows(decode_thread<Tile> const& thread, gemm_tile const& tile, int first,
-                           int begin, int end) {
-  auto const& p = thread.p;
-  auto* const y = static_cast<std::uint16_t*>(p.y.data);
-  std::uint8_t const* const buffer = thread.buffer();
-#pragma unroll 1
-  for (int i = begin * 8 + thread_number() % 128; i < end * 8; i += 128) {
-    int const row = i / 8, out = tile.out + thread.group * 64 + i % 8 * 8;
-    if (out >= p.n_part) continue;
-    std::uint16_t* const to =
-        y + (tile.row + index_t{first + row}) * p.y.stride[0] + tile.part * p.n_part + out;
-    auto const* const from = reinterpret_cast<std::uint16_t const*>(buffer + place_out(row, i % 8));
-    if (p.y_vectors && out + 8 <= p.n_part) {
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<uint4 const*>(from);
-      continue;
-    }
-#pragma unroll 1
-    for (int j = 0; j < within(p.n_part - out, 8); ++j) to[j] = from[j];
-  }
-}
-
-/// By one thread: whole eights of rows by the copy engine, which drops outputs that a part has not.
-template <class Tile>
-__device__ void hand_over(decode_thread<Tile> const& thread, gemm_tile const& tile, int first,
-                          int rows) {
-  int const out = tile.out + thread.group * 64;
-  if (out >= thread.p.n_part) return;
-  int row = 0;
-#pragma unroll 1
-  for (; row + 32 <= rows; row += 32) {
-    cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[1], thread.buffer() + row * 128, out, tile.part,
-                                  tile.row + first + row);
-  }
-#pragma unroll 1
-  for (; row + 8 <= rows; row += 8) {
-    cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[0], thread.buffer() + row * 128, out, tile.part,
-                                  tile.row + first + row);
-  }
-}
-
-/// A buffer of rows of y, from row `first` of the tile on; the copy engine reads it while the next
-/// tile has begun.
-template <class Tile>
-__device__ void write_chunk(decode_thread<Tile> const& thread, gemm_tile const& tile, int first) {
-  int const rows = within(tile.rows - first, Tile::rows_out);
-  bool const by_engine = thread.p.y_vectors;
-  write_rows(thread, tile, first, by_engine ? rows / 8 * 8 : 0, rows);
-  if (thread_number() % 128 != 0) return;
-  if (by_engine) hand_over(thread, tile, first, rows);
-  cute::tma_store_arrive();
-}
-
-template <class Tile, int Width>
-__device__ void decode_sums<Tile, Width>::store(decode_thread<Tile>& thread,
-                                                gemm_tile const& tile) {
-  if (thread.p.bias[tile.part].present()) add_bias(thread);
-  bool const bf16 = thread.p.y.type == dtype::bf16;
-#pragma unroll 1
-  for (int first = 0; first < tile.rows; first += Tile::rows_out) {
-    // What was handed over from this buffer last has been read.
-    cute::tma_store_wait<1>();
-    thread.await_group();
-    // One of them: the registers of a chunk must be known to the compiler.
-#pragma unroll
-    for (int chunk = 0; chunk < Tile::halves * Width; chunk += Tile::rows_out) {
-      if (chunk == first) transpose(thread, chunk, bf16);
-    }
-    cute::tma_store_fence();
-    thread.await_group();
-    write_chunk(thread, tile, first);
-    thread.turn ^= 1;
-  }
-}
-
-template <class Tile, int Width>
-__device__ void decode_sums<Tile, Width>::add_bias(decode_thread<Tile> const& thread) {
-#pragma unroll
-  for (int i = 0; i < Tile::halves * Width / 2; ++i) sums_[i] += thread.addend[i / 2 % 2];
-}
-
-/// Rows [first, first + rows_out) as rows of y.
-template <class Tile, int Width>
-__device__ void decode_sums<Tile, Width>::transpose(decode_thread<Tile> const& thread, int first,
-                                                    bool bf16) const {
-  if constexpr (Tile::transposed) {
-    transpose_pairs(thread, first, bf16);
-  } else {
-    transpose_matrices(thread, first, bf16);
-  }
-}
-
-/// Two neighbouring outputs are one thread's.
-template <class Tile, int Width>
-__device__ void decode_sums<Tile, Width>::transpose_pairs(decode_thread<Tile> const& thread,
-                                                          int first, bool bf16) const {
-  int const lane = thread.lane;
-  int const eight = warp_number() % 4 * 2 + lane / 16, within_eight = lane / 4 % 4 * 4;
-#pragma unroll
-  for (int r = first; r < first + Tile::rows_out && r < Tile::halves * Width; r += 8) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int const row = r - first + lane % 4 * 2 + i;
-      *reinterpret_cast<std::uint32_t*>(thread.buffer() + place_out(row, eight) + within_eight) =
-          packed(sums_[r / 2 + i], sums_[r / 2 + 2 + i], bf16);
-    }
-  }
-}
-
-template <class Tile, int Width>
-__device__ void decode_sums<Tile, Width>::transpose_matrices(decode_thread<Tile> const& thread,
-                                                             int first, bool bf16) const {
-  int const lane = thread.lane;
-#pragma unroll
-  for (int r = first; r < first + Tile::rows_out && r < Tile::halves * Width; r += 16) {
-    // Four 8 x 8 matrices: rows r and r + 8 by outputs 0 and 8 of the warp's 16.
-    float const* const s = sums_ + r / 2;
-    int const row = r - first + lane / 16 * 8 + lane % 8;
-    int const eight = warp_number() % 4 * 2 + lane / 8 % 2;
-    auto& to = *reinterpret_cast<cute::uint128_t*>(thread.buffer() + place_out(row, eight));
-    if (r + 8 < Tile::halves * Width) {
-      cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
-                                    packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
-    } else {
-      cute::SM90_U16x4_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16), to);
-    }
-  }
-}
 
 }  // namespace moe64::cuda
