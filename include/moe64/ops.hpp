@@ -180,14 +180,14 @@ struct grouped_gemm_args {
   weight_stack weights;      ///< [experts, rows, cols]
   tensor_view expert_begin;  ///< [experts + 1] int64, of the plan
   bool transpose = false;
-  /// Weights, bias and expert_begin were complete before the last call on this stream that was not
-  /// activate: a kernel may read them while that call, and an activate behind it, still compute x.
-  bool settled = false;
   per_part bias =
       {};  ///< per part [experts, part_rows] f32 bf16 f16, or absent; not with transpose
   low_rank_term low_rank = {};  ///< u absent: none
   tensor_view y;  ///< out: [capacity, rows of W] ([capacity, cols of W]) f32, bf16, f16
   std::string_view implementation = {};
+  /// Weights, bias and expert_begin were complete before the last call on this stream that was not
+  /// activate: a kernel may read them while that call, and an activate behind it, still compute x.
+  bool settled = false;
 };
 MOE64_API void grouped_gemm(grouped_gemm_args const& args, stream where);
 

@@ -45,11 +45,11 @@ void project(projection const& p, project_args const& args, stream where) {
   grouped_gemm({.x = args.x,
                 .weights = p.weights,
                 .expert_begin = args.expert_begin,
-                .settled = true,
                 .bias = p.bias,
                 .low_rank = low_rank,
                 .y = args.y,
-                .implementation = args.implementation},
+                .implementation = args.implementation,
+                .settled = true},
                where);
 }
 
