@@ -101,7 +101,8 @@ bench-problems: build ## time the problems of BENCH_SUITE
 .venv: # PyTorch and Transformers, 6 GB; nothing to do while bench/requirements.txt is what was installed
 	@cmp -s bench/requirements.txt .venv/requirements.txt || { \
 	  scripts/setup.sh bench && echo "installing bench/requirements.txt into .venv (6 GB, some minutes)" && \
-	  python3 -m venv --clear .venv && .venv/bin/python -m pip install -q -r bench/requirements.txt && \
+	  rm -rf $(filter-out .venv/cutlass,$(wildcard .venv/*)) && python3 -m venv .venv && \
+	  .venv/bin/python -m pip install -q -r bench/requirements.txt && \
 	  cp bench/requirements.txt .venv/; }
 
 tidy: ## clang-tidy over the library and the tool
