@@ -38,6 +38,9 @@ struct backend {
   index_t (*plan_scratch_bytes)(index_t tokens, index_t top_k, index_t experts);
   /// Whether the hardware multiplies 8-bit floats, and if not why not: what resolve_mode asks.
   support (*multiplies_float8)();
+  /// Whether a gather that quantises makes the codes of such a token once for all of its rows: then
+  /// it moves less than quantize and a gather of codes.
+  bool (*gathers_codes_once)(dtype x, index_t cols);
 };
 
 /// src/cpu/table.cpp

@@ -18,6 +18,7 @@ backend const& cpu_backend() {
       .activate_backward = cpu::activate_backward_list(),
       .plan_scratch_bytes = cpu::plan_scratch_bytes,
       .multiplies_float8 = [] { return support::no("the CPU has no 8-bit float products"); },
+      .gathers_codes_once = [](dtype, index_t) { return false; },
   };
   return table;
 }

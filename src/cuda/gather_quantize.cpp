@@ -2,6 +2,7 @@
 
 #include "cuda/eights.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/operations.hpp"
 #include "cuda/quantizing.hpp"
 #include "cuda/usual.hpp"
 
@@ -76,6 +77,9 @@ support is_quantizing(gather_args const& args) {
 }
 
 }  // namespace
+
+/// Of whole sixteens, as takes_sixteens() asks; the reference makes codes for every row.
+bool gathers_codes_once(dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; }
 
 support is_copy(gather_args const& args) {
   if (args.quantized.kind == scale_kind::none) return support::yes();

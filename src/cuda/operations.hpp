@@ -20,6 +20,7 @@ implementation_list<activate_args> activate_list();
 implementation_list<activate_backward_args> activate_backward_list();
 
 index_t plan_scratch_bytes(index_t tokens, index_t top_k, index_t experts);
+bool gathers_codes_once(dtype x, index_t cols);
 
 /// The answer of a reference implementation: every call that passed the door.
 template <class Args>

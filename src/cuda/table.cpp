@@ -18,6 +18,7 @@ backend const& cuda_backend() {
       .activate_backward = cuda::activate_backward_list(),
       .plan_scratch_bytes = cuda::plan_scratch_bytes,
       .multiplies_float8 = [] { return support::no("on CUDA w8a8 has to be asked for"); },
+      .gathers_codes_once = cuda::gathers_codes_once,
   };
   return table;
 }

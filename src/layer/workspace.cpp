@@ -1,6 +1,7 @@
 #include "layer/workspace.hpp"
 
 #include "layer/check.hpp"
+#include "ops/capability.hpp"
 
 #include <algorithm>
 
@@ -64,7 +65,7 @@ backward_needs needs_of(layer_desc const& layer, layer_gradients const& gradient
 
 bool quantizes_in_gather(layer_desc const& layer, layer_shape const& shape, moe64::device where) {
   if (layer.weight_on == weight_placement::input) return true;
-  return where.kind == device_kind::cuda && bits(shape.io) == 16 && layer.hidden() % 16 == 0;
+  return gathers_codes_once(where, shape.io, layer.hidden());
 }
 
 saved_buffers cut_saved(arena& memory, layer_desc const& layer, layer_shape const& shape) {

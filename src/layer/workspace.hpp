@@ -61,8 +61,7 @@ struct backward_needs {
 [[nodiscard]] backward_needs needs_of(layer_desc const& layer, layer_gradients const& gradients);
 
 /// Whether x becomes codes while it is gathered and not before (w8a8). With the weight on the input
-/// every row has codes of its own. On CUDA gather makes those of a token once for all of its rows,
-/// when they are whole sixteens, and one kernel moves less than two.
+/// every row has codes of its own; else the backend says what moves less.
 [[nodiscard]] bool quantizes_in_gather(layer_desc const& layer, layer_shape const& shape,
                                        moe64::device where);
 

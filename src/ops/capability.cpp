@@ -6,4 +6,8 @@ namespace moe64 {
 
 support multiplies_float8(moe64::device where) { return backend_of(where).multiplies_float8(); }
 
+bool gathers_codes_once(moe64::device where, dtype x, index_t cols) {
+  return backend_of(where).gathers_codes_once(x, cols);
+}
+
 }  // namespace moe64

@@ -1,11 +1,15 @@
 #pragma once
 
 #include "moe64/device.hpp"
+#include "moe64/dtype.hpp"
 #include "moe64/error.hpp"
+#include "moe64/index.hpp"
 
 namespace moe64 {
 
 /// Whether `where` multiplies 8-bit floats in hardware, and if not why not.
 [[nodiscard]] support multiplies_float8(moe64::device where);
+/// Whether its gather of tokens [., cols] of type x makes codes once for each token.
+[[nodiscard]] bool gathers_codes_once(moe64::device where, dtype x, index_t cols);
 
 }  // namespace moe64

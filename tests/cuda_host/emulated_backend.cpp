@@ -52,6 +52,7 @@ backend const& cuda_backend() {
       .activate_backward = list_of<activate_backward_args>(),
       .plan_scratch_bytes = cpu_backend().plan_scratch_bytes,
       .multiplies_float8 = [] { return support::no("the emulation does not"); },
+      .gathers_codes_once = [](dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; },
   };
   return table;
 }
