@@ -76,8 +76,7 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
   p.k = args.weights.cols();
   p.settled = args.settled;
   p.y = args.y;
-  p.y_vectors = reinterpret_cast<std::uintptr_t>(args.y.data) % 16 == 0 &&
-                args.y.stride[0] % 8 == 0 && (p.parts == 1 || p.n_part % 8 == 0);
+  p.y_vectors = has_eights(args.y, p.parts, p.n_part);
   return p;
 }
 

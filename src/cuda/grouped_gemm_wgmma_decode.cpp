@@ -41,8 +41,7 @@ void describe_rows(tensor_view const& rows, int parts, encoder const& encode,
 
 void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode_parameters& p) {
   p.y = y;
-  p.y_vectors = reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && y.stride[0] % 8 == 0 &&
-                (p.n_parts == 1 || p.n_part % 8 == 0);
+  p.y_vectors = wgmma::has_eights(y, p.n_parts, p.n_part);
   if (!p.y_vectors) return;
   int rows = 8;
   for (tensor_map& map : p.y_map) {
@@ -124,7 +123,9 @@ support takes_low_rank(grouped_gemm_args const& args) {
   if (!u.present() || u.extent[1] == 0) return support::yes();
   if (support const types = mma::takes_low_rank(args); !types) return types;
   constexpr index_t most_rank = 4096;
-  if (u.extent[1] > most_rank) return support::no(fmt::format("the rank is {}", u.extent[1]));
+  if (u.extent[1] > most_rank) {
+    return support::no(fmt::format("the rank is {}, more than {}", u.extent[1], most_rank));
+  }
   return mma::takes_rows("low_rank.u", u);
 }
 

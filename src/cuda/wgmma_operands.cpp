@@ -112,13 +112,17 @@ wgmma_scales scales_of(quantized_view const& q) {
           .k_blocks = one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
 }
 
+bool has_eights(tensor_view const& y, index_t parts, index_t n_part) {
+  return reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && y.stride[0] % 8 == 0 &&
+         (parts == 1 || n_part % 8 == 0);
+}
+
 tensor_map encoder::operator()(tensor_box const& box) const {
   tensor_map map;
   if (status const code = the_runtime().encode(box, &map); code != 0) {
     fail(errc::device_failure,
          "[grouped_gemm] {}: the copy engine takes no boxes {} of {} elements of {} bytes in "
-         "strides "
-         "of {} bytes: {}",
+         "strides of {} bytes: {}",
          to_string(where_.device), fmt::join(box.box, box.box + box.rank, " x "),
          fmt::join(box.extent, box.extent + box.rank, " x "), box.element_bytes,
          fmt::join(box.stride_bytes, box.stride_bytes + box.rank - 1, ", "),

@@ -21,6 +21,10 @@ namespace moe64::cuda::wgmma {
 [[nodiscard]] support takes_weight_scales(quantized_view const& weights);
 [[nodiscard]] wgmma_scales scales_of(quantized_view const& q);
 
+/// Whether rows of y [capacity, parts * n_part] in 16 bits begin at multiples of 16 bytes, in each
+/// part.
+[[nodiscard]] bool has_eights(tensor_view const& y, index_t parts, index_t n_part);
+
 /// Maps for the copy engine.
 class encoder {
  public:
