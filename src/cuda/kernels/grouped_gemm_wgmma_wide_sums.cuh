@@ -81,7 +81,7 @@ class wide_sums {
     }
   }
 
-  /// Times the scales of outputs, plus bias, rounded once to bf16 or f16.
+  /// After finish(): rounded once to bf16 or f16.
   __device__ void store(gemm_tile const& tile) {
     bool const bf16 = p_.y.type == dtype::bf16;
 #pragma unroll
@@ -93,6 +93,7 @@ class wide_sums {
     }
     if constexpr (Rest) store_rest(tile, bf16);
   }
+  /// Times the scales of outputs, plus bias.
   __device__ void finish(gemm_tile const& tile) {
     if (!has_output_terms(p_, tile)) return;
     // Both groups use them: those of the last tile until here.
@@ -151,7 +152,8 @@ class wide_sums {
     float const* const of_outs = memory_.out_scale[thread_.scales.slot];
     int const thread = this_thread::number(), lane = thread % 32;
     row_scales const* const left_rows = of_rows + thread / 32 % 4 * 16 + lane / 4;
-    // Whole tiles are what matters; the code of the others had better be short.
+    // Where registers allow it, and for the most common tiles: the code of others had better be
+    // short.
 #pragma unroll(Whole == 2 && !Rest ? Tile::chunk : 1)
     for (int k = 0; k < Tile::chunk; ++k) {
       if (k >= left) break;
@@ -207,7 +209,7 @@ class wide_sums {
       sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? by.upper : by.lower, sums[i]);
     }
   }
-  /// Not earlier.
+  /// Not earlier: there are no registers for it.
   static __device__ __forceinline__ float read_now(float const& shared) {
     float number;
     asm volatile("ld.shared.f32 %0, [%1];"
