@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <vector>
@@ -72,42 +73,43 @@ class cuda_wgmma_decode : public testing::Test {
   }
 };
 
-TEST_F(cuda_wgmma_decode, has_the_bits_of_decoding_first) {
+/// body(spec, counts, io, use) for every granularity, type of scales and number of rows; `use`
+/// counts.
+template <class Body>
+void for_each_use(std::initializer_list<g> granularities, Body const& body) {
   std::size_t use = 0;
-  for (g const scale : {g::block(128, 128), g::row(), g::tensor(), g::block(256, 128)}) {
+  for (g const scale : granularities) {
     for (dtype const type : {dtype::f32, dtype::bf16, dtype::e8m0}) {
       for (auto const& counts : row_counts) {
         dtype const io = use % 4 == 3 ? dtype::f16 : dtype::bf16;
         weight_spec const spec = {dtype::e4m3, scale, type};
         SCOPED_TRACE(test::to_string(spec) + " " + std::string(name(io)));
-        int const parts = use % 5 == 0 ? 1 : 2;
-        gemm_call call(spec, {parts, 320, 432}, counts, io, content::random,
-                       {false, use++ % 3 == 0, 0});
-        std::vector<double> const y = run(call.args, "wgmma_decode");
-        EXPECT_EQ(difference(y, by_decoded(call, "wgmma")), "");
-        EXPECT_EQ(difference(y, run(call.args, "mma")), "");
+        body(spec, counts, io, use++);
       }
     }
   }
 }
 
+TEST_F(cuda_wgmma_decode, has_the_bits_of_decoding_first) {
+  for_each_use({g::block(128, 128), g::row(), g::tensor(), g::block(256, 128)},
+               [&](weight_spec const& spec, auto const& counts, dtype io, std::size_t use) {
+                 gemm_call const call(spec, {use % 5 == 0 ? 1 : 2, 320, 432}, counts, io,
+                                      content::random, {false, use % 3 == 0, 0});
+                 std::vector<double> const y = run(call.args, "wgmma_decode");
+                 EXPECT_EQ(difference(y, by_decoded(call, "wgmma")), "");
+                 EXPECT_EQ(difference(y, run(call.args, "mma")), "");
+               });
+}
+
 TEST_F(cuda_wgmma_decode, transposed_has_the_bits_of_decoding_first) {
-  std::size_t use = 0;
-  for (g const scale : {g::block(128, 128), g::row(), g::tensor(), g::block(128, 256)}) {
-    for (dtype const type : {dtype::f32, dtype::bf16, dtype::e8m0}) {
-      for (auto const& counts : row_counts) {
-        dtype const io = use % 4 == 3 ? dtype::f16 : dtype::bf16;
-        weight_spec const spec = {dtype::e4m3, scale, type};
-        SCOPED_TRACE(test::to_string(spec) + " " + std::string(name(io)));
-        int const parts = use % 5 == 0 ? 1 : 2;
-        gemm_call const call(spec, {parts, 328, 304}, counts, io, content::random,
-                             {true, false, use++ % 3 == 0 ? 16 : 0});
-        std::vector<double> const y = run(call.args, "wgmma_decode");
-        EXPECT_EQ(difference(y, by_decoded(call, "mma")), "");
-        EXPECT_EQ(difference(y, run(call.args, "mma")), "");
-      }
-    }
-  }
+  for_each_use({g::block(128, 128), g::row(), g::tensor(), g::block(128, 256)},
+               [&](weight_spec const& spec, auto const& counts, dtype io, std::size_t use) {
+                 gemm_call const call(spec, {use % 5 == 0 ? 1 : 2, 328, 304}, counts, io,
+                                      content::random, {true, false, use % 3 == 0 ? 16 : 0});
+                 std::vector<double> const y = run(call.args, "wgmma_decode");
+                 EXPECT_EQ(difference(y, by_decoded(call, "mma")), "");
+                 EXPECT_EQ(difference(y, run(call.args, "mma")), "");
+               });
 }
 
 TEST_F(cuda_wgmma_decode, low_rank_terms_have_the_bits_of_mma) {
