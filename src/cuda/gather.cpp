@@ -61,6 +61,10 @@ gather_vectors_parameters vectors_of(gather_args const& args) {
           .top_k = plan.top_k,
           .row_vectors = divide_by(row_bytes / 16),
           .ahead_bytes = adjacent ? plan.tokens * row_bytes : 0,
+          .slots_ahead = adjacent && plan.slot_to_row.stride[0] == 1 &&
+                         reinterpret_cast<std::uintptr_t>(plan.slot_to_row.data) % 16 == 0,
+          // The more is read beside what is written, the longer a burst pays.
+          .burst_bytes = (plan.top_k <= 4 ? 5U : 4U) << 20,
           .all = parameters_of(args)};
 }
 

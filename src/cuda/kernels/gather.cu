@@ -102,6 +102,29 @@ __device__ void gather_scales(gather_parameters const& p) {
   });
 }
 
+/// The slots of the tokens that the next group of blocks will read (read_ahead): few bytes, but
+/// each alone would turn memory from writing to reading.
+__device__ inline void read_slots_ahead([[maybe_unused]] gather_vectors_parameters const& p) {
+#if __CUDA_ARCH__ >= 900
+  std::uint32_t const group = p.burst_bytes / (gather_threads * 16);
+  if (!p.slots_ahead || threadIdx.x != 0 || blockIdx.x % group != 0) return;
+  index_t const all = p.tokens * p.top_k * 8;
+  auto const slot_bytes_before = [&](index_t block) {
+    index_t const bytes = divided(block * gather_threads, p.row_vectors) * p.top_k * 8;
+    return min(bytes, all) / 16 * 16;
+  };
+  // Nobody has fetched for the first group.
+  index_t begin = blockIdx.x < group ? 0 : slot_bytes_before(index_t{blockIdx.x} + group);
+  index_t const end = slot_bytes_before(index_t{blockIdx.x} + index_t{2} * group);
+  fetcher const fetch;
+  for (; begin < end; begin += fetch_bytes) {
+    index_t const here = min(index_t{fetch_bytes}, end - begin);
+    fetch(reinterpret_cast<std::uint8_t const*>(p.slot_to_row) + begin,
+          static_cast<std::uint32_t>(here));  // narrow-ok: a fetch
+  }
+#endif
+}
+
 /// `TopK`: how many rows a token has, or 0 for any number. A loop over them that does not unroll
 /// costs four rows 2 %.
 template <int TopK, bool Scaled>
@@ -109,7 +132,8 @@ __global__ void __launch_bounds__(gather_threads)
     gather_vectors(gather_vectors_parameters const p) {
   constexpr int at_once = TopK == 0 ? 8 : TopK;
   begin_early();
-  read_ahead(p.from, p.ahead_bytes, gather_threads * index_t{16});
+  read_ahead(p.from, p.ahead_bytes, gather_threads * index_t{16}, p.burst_bytes);
+  read_slots_ahead(p);
   index_t const pieces = p.tokens * p.row_vectors.by, step = index_t{gridDim.x} * gather_threads;
   for (index_t piece = index_t{blockIdx.x} * gather_threads + threadIdx.x; piece < pieces;
        piece += step) {

@@ -26,7 +26,9 @@ struct gather_vectors_parameters {
   index_t from_step, to_step, slot_step;  ///< to the next row; slot_step: elements
   index_t tokens, top_k;
   divisor row_vectors;
-  index_t ahead_bytes;    ///< of x, or 0 where it does not lie in one piece
+  index_t ahead_bytes;  ///< of x, or 0 where it does not lie in one piece
+  bool slots_ahead;     ///< slot_to_row can be fetched like x: adjacent, at a multiple of 16 bytes
+  std::uint32_t burst_bytes;
   gather_parameters all;  ///< for the scales
 };
 
