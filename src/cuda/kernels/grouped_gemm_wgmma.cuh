@@ -116,26 +116,36 @@ struct tile_split {
   }
 };
 
+/// The tiles of a block of threads as the one warp that finds them sees them.
+class tile_ring {
+ public:
+  __device__ tile_ring(gemm_tile* tiles, ring_barriers<tile_slots>& ring)
+      : tiles_(tiles), ring_(ring) {}
+  __device__ void publish(gemm_tile const& tile) {
+    ring_.await_free(at_);
+    if (lane_number() == 0) {
+      tiles_[at_.slot] = tile;
+      arrive(ring_.filled[at_.slot]);
+    }
+    __syncwarp();
+    at_.next();
+  }
+
+ private:
+  gemm_tile* tiles_;
+  ring_barriers<tile_slots>& ring_;
+  ring_place<tile_slots> at_;
+};
+
 /// By one warp, which is ahead of the others: to find a tile takes several answers of memory. All
 /// blocks of a cluster find the same tiles.
 template <class Tiles, class Memory>
 __device__ void publish_tiles(Tiles const& tiles, tile_split const& split, Memory& memory) {
-  ring_place<tile_slots> at;
-  int const clusters = static_cast<int>(gridDim.x) / split.cluster;     // narrow-ok: as launched
-  for (index_t number = static_cast<int>(blockIdx.x) / split.cluster;;  // narrow-ok: as launched
-       number += clusters) {
-    bool const more = number < tiles.count();
-    gemm_tile tile = {-1, 0, 0, 0, 0};
-    if (more) tile = split(tiles.at(number));
-    memory.tiles.await_free(at);
-    if (lane_number() == 0) {
-      memory.tile[at.slot] = tile;
-      arrive(memory.tiles.filled[at.slot]);
-    }
-    __syncwarp();
-    at.next();
-    if (!more) return;
-  }
+  tile_ring ring(memory.tile, memory.tiles);
+  int const clusters = static_cast<int>(gridDim.x) / split.cluster;  // narrow-ok: as launched
+  index_t number = static_cast<int>(blockIdx.x) / split.cluster;     // narrow-ok: as launched
+  for (; number < tiles.count(); number += clusters) ring.publish(split(tiles.at(number)));
+  ring.publish({-1, 0, 0, 0, 0});
 }
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/kernels/balanced_tiles.cuh"
 #include "cuda/kernels/grouped_gemm_wgmma_sums.cuh"
 
 /// Many rows per expert. Rows of x are the left operand here, 64 at a time, so that a thread has
@@ -7,6 +8,19 @@
 /// one for every other row of the tile: what those loads take of shared memory the tensor cores
 /// lack. Up to 32 rows that are left over are the right operand, as in the tiles of few rows.
 namespace moe64::cuda {
+
+/// How the rows of a tile are multiplied.
+struct row_split {
+  int blocks;  ///< of 64
+  bool rest;   ///< up to 32 behind them
+
+  __device__ explicit row_split(int rows) : blocks(rows / 64), rest(rows % 64 != 0) {
+    if (rows % 64 <= 32) return;
+    ++blocks;
+    rest = false;
+  }
+  [[nodiscard]] __device__ int copied() const { return blocks * 64 + (rest ? 32 : 0); }
+};
 
 /// Two blocks of threads are a pair: the same rows, neighbouring outputs; each copies half of the
 /// rows to both.
@@ -23,14 +37,19 @@ struct wide_tile {
   static constexpr int chunk = 4, chunks = 2;
   /// Rows by outputs that a warp writes at a time.
   static constexpr int out_rows = 16, out_cols = 32;
+  /// What a tile takes, in about 8 ns of Hopper: its end, and along k its weights and its rows.
+  [[nodiscard]] static __device__ std::uint32_t time(row_split const& rows, int k_blocks) {
+    auto const depth = static_cast<std::uint32_t>(min(k_blocks, 8192));  // narrow-ok: positive
+    auto const halves =
+        static_cast<std::uint32_t>(2 * rows.blocks) + (rows.rest ? 1U : 0U);  // narrow-ok: <= 9
+    return 192 + depth * (8 + 11 * halves);
+  }
+  static_assert(192 + 8192 * (8 + 11 * 9) < worker_queue::most_time);
   /// Where 8 of these outputs of a row lie: neither matrices nor rows meet in the banks.
   [[nodiscard]] static __device__ int place_out(int row, int eight) {
     return row * out_cols * 2 + (eight ^ row / 2 % 4) * 16;
   }
 };
-
-/// Fewer sums than elsewhere: the rest of shared memory is used otherwise.
-using wide_tiles = expert_tiles_in<128>;
 
 template <class Tile>
 struct wide_memory {
@@ -45,21 +64,30 @@ struct wide_memory {
   ring_barriers<Tile::stages> stages;
   ring_barriers<tile_slots> tiles;
   ring_barriers<Tile::chunks> scales;
-  wide_tiles::memory tile_sums;
 };
 
-/// How the rows of a tile are multiplied.
-struct row_split {
-  int blocks;  ///< of 64
-  bool rest;   ///< up to 32 behind them
-
-  __device__ explicit row_split(int rows) : blocks(rows / 64), rest(rows % 64 != 0) {
-    if (rows % 64 <= 32) return;
-    ++blocks;
-    rest = false;
+/// By one warp, which is ahead of the others. All blocks of a pair find the same tiles.
+template <class Tile>
+__device__ void publish_wide(tile_cut const& cut, tile_split const& split, int k_blocks,
+                             wide_memory<Tile>& memory) {
+  int const workers = static_cast<int>(gridDim.x) / Tile::cluster;  // narrow-ok: as launched
+  int const me = static_cast<int>(blockIdx.x) / Tile::cluster;      // narrow-ok: as launched
+  tile_ring ring(memory.tile, memory.tiles);
+  row_tile_walk walk(cut);
+  worker_queue queue(workers);
+  // To reckon takes longer than a short tile.
+  bool const by_turns = k_blocks < 4 || workers > worker_queue::most_workers;
+  int turn = 0;
+  for (tile_place place = walk.next(); place.expert >= 0; place = walk.next()) {
+    auto const time = Tile::time(row_split(within(place.rows, Tile::most_rows)), k_blocks);
+    for (; place.out_tile < cut.out_tiles; ++place.out_tile) {
+      int const worker = by_turns ? turn : queue.take(time);
+      if (worker == me) ring.publish(split(place));
+      if (++turn == workers) turn = 0;
+    }
   }
-  [[nodiscard]] __device__ int copied() const { return blocks * 64 + (rest ? 32 : 0); }
-};
+  ring.publish({-1, 0, 0, 0, 0});
+}
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>

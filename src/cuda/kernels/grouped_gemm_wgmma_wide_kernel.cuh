@@ -41,23 +41,21 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
     memory.tiles.make(1, multiplying + scaling + 1);
     cutlass::arch::fence_barrier_init();
   }
-  index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::cluster * Tile::outs});
-  tile_cut const cut = {.expert_begin = p.expert_begin,
-                        .capacity = p.y.extent[0],
-                        .row_tile = Tile::rows,
-                        .out_tiles = p.parts * tiles_each,
-                        .more = Tile::rest,
-                        .row_group = 1};
-  wide_tiles const tiles(cut, memory.tile_sums);
   cute::cluster_sync();
   constexpr index_t stage_k = Tile::numbers::stage_k;
   int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
     if (warp_number() == 0) {
-      publish_tiles(tiles,
-                    {tiles_each, Tile::outs, Tile::most_rows, Tile::cluster, rank_in_cluster()},
-                    memory);
+      index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::cluster * Tile::outs});
+      publish_wide<Tile>(
+          {.expert_begin = p.expert_begin,
+           .capacity = p.y.extent[0],
+           .row_tile = Tile::rows,
+           .out_tiles = p.parts * tiles_each,
+           .more = Tile::rest},
+          {tiles_each, Tile::outs, Tile::most_rows, Tile::cluster, rank_in_cluster()}, k_blocks,
+          memory);
     } else if (warp_number() == 1) {
       tile_reader reader(memory.tile, memory.tiles);
       wide_loader<Tile> loader(p, memory);
