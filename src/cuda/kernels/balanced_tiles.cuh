@@ -8,51 +8,57 @@
 /// that.
 namespace moe64::cuda {
 
-/// The row tiles of all experts one after the other; by one warp. For cuts without a granule, whose
-/// tiles of outputs come one after the other for each row tile.
+/// A row tile as few registers hold it: rows and experts that are ints.
+struct row_tile {
+  int expert;  ///< below 0: there are no more
+  int row, rows;
+};
+
+/// The row tiles of all experts one after the other; by one warp. For cuts without a granule whose
+/// rows are ints.
 class row_tile_walk {
  public:
   __device__ explicit row_tile_walk(tile_cut const& cut) : cut_(cut) { look(0); }
 
-  /// The next row tile, out_tile 0; expert below 0: there are no more.
-  [[nodiscard]] __device__ tile_place next() {
+  [[nodiscard]] __device__ row_tile next() {
     while (left_ == 0) {
       if (with_rows_ == 0) {
-        if (first_ + 32 >= cut_.experts()) return {-1, 0, 0, 0};
+        if (first_ + 32 >= cut_.experts()) return {-1, 0, 0};
         look(first_ + 32);
         continue;
       }
       int const lane = __ffs(static_cast<int>(with_rows_)) - 1;  // narrow-ok: bits
       with_rows_ &= with_rows_ - 1;
-      place_ = {first_ + lane, of_lane(begin_, lane), of_lane(rows_, lane), 0};
-      left_ = cut_.row_tiles(place_.rows);
+      tile_ = {first_ + lane, __shfl_sync(~0U, begin_, lane), __shfl_sync(~0U, rows_, lane)};
+      left_ = static_cast<int>(cut_.row_tiles(tile_.rows));  // narrow-ok: no more than rows
     }
-    tile_place tile = place_;
-    if (--left_ > 0) tile.rows = cut_.row_tile;
-    place_.row_begin += cut_.row_tile;
-    place_.rows -= cut_.row_tile;
+    row_tile tile = tile_;
+    auto const height = static_cast<int>(cut_.row_tile);  // narrow-ok: of a tile
+    if (--left_ > 0) tile.rows = height;
+    tile_.row += height;
+    tile_.rows -= height;
     return tile;
   }
 
  private:
-  [[nodiscard]] static __device__ index_t of_lane(index_t value, int lane) {
-    return static_cast<index_t>(__shfl_sync(~0U, static_cast<long long>(value), lane));
-  }
   /// At 32 experts, one for each lane.
-  __device__ void look(index_t first) {
+  __device__ void look(int first) {
     index_t const expert = first + lane_number();
-    bool const exists = expert < cut_.experts();
     first_ = first;
-    begin_ = exists ? cut_.begin(expert) : 0;
-    rows_ = exists ? cut_.rows(expert, begin_) : 0;
+    begin_ = rows_ = 0;
+    if (expert < cut_.experts()) {
+      index_t const begin = cut_.begin(expert);
+      begin_ = static_cast<int>(begin);                    // narrow-ok: as asked for
+      rows_ = static_cast<int>(cut_.rows(expert, begin));  // narrow-ok: as asked for
+    }
     with_rows_ = __ballot_sync(~0U, rows_ > 0);
   }
 
   tile_cut const& cut_;
-  index_t first_ = 0, begin_ = 0, rows_ = 0;  ///< of the experts of the lanes
-  unsigned with_rows_ = 0;                    ///< lanes whose experts are still to come
-  tile_place place_ = {};                     ///< what is left of an expert
-  index_t left_ = 0;                          ///< its row tiles
+  int first_ = 0, begin_ = 0, rows_ = 0;  ///< of the experts of the lanes
+  unsigned with_rows_ = 0;                ///< lanes whose experts are still to come
+  row_tile tile_ = {};                    ///< what is left of an expert
+  int left_ = 0;                          ///< its row tiles
 };
 
 /// Who would be free first; by one warp.

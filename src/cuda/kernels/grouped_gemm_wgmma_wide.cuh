@@ -66,10 +66,17 @@ struct wide_memory {
   ring_barriers<Tile::chunks> scales;
 };
 
-/// By one warp, which is ahead of the others. All blocks of a pair find the same tiles.
+/// By one warp, which is ahead of the others. Both blocks of a pair find the same tiles: all
+/// outputs of some rows, then those of the next rows.
 template <class Tile>
-__device__ void publish_wide(tile_cut const& cut, tile_split const& split, int k_blocks,
+__device__ void publish_wide(grouped_gemm_wgmma_parameters const& p, int k_blocks,
                              wide_memory<Tile>& memory) {
+  tile_cut const cut = {.expert_begin = p.expert_begin,
+                        .capacity = p.y.extent[0],
+                        .row_tile = Tile::rows,
+                        .out_tiles = 0,
+                        .more = Tile::rest};
+  constexpr int outs = Tile::cluster * Tile::outs;
   int const workers = static_cast<int>(gridDim.x) / Tile::cluster;  // narrow-ok: as launched
   int const me = static_cast<int>(blockIdx.x) / Tile::cluster;      // narrow-ok: as launched
   tile_ring ring(memory.tile, memory.tiles);
@@ -78,12 +85,16 @@ __device__ void publish_wide(tile_cut const& cut, tile_split const& split, int k
   // To reckon takes longer than a short tile.
   bool const by_turns = k_blocks < 4 || workers > worker_queue::most_workers;
   int turn = 0;
-  for (tile_place place = walk.next(); place.expert >= 0; place = walk.next()) {
-    auto const time = Tile::time(row_split(within(place.rows, Tile::most_rows)), k_blocks);
-    for (; place.out_tile < cut.out_tiles; ++place.out_tile) {
-      int const worker = by_turns ? turn : queue.take(time);
-      if (worker == me) ring.publish(split(place));
-      if (++turn == workers) turn = 0;
+  for (row_tile rows = walk.next(); rows.expert >= 0; rows = walk.next()) {
+    auto const time = Tile::time(row_split(rows.rows), k_blocks);
+    for (int part = 0; part < p.parts; ++part) {
+      for (int out = 0; out < p.n_part; out += outs) {
+        int const worker = by_turns ? turn : queue.take(time);
+        turn = turn + 1 == workers ? 0 : turn + 1;
+        if (worker != me) continue;
+        ring.publish(
+            {rows.expert, rows.row, rows.rows, part, out + rank_in_cluster() * Tile::outs});
+      }
     }
   }
   ring.publish({-1, 0, 0, 0, 0});

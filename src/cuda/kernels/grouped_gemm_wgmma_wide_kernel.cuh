@@ -47,15 +47,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   if (warp_number() < 4) {
     cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
     if (warp_number() == 0) {
-      index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::cluster * Tile::outs});
-      publish_wide<Tile>(
-          {.expert_begin = p.expert_begin,
-           .capacity = p.y.extent[0],
-           .row_tile = Tile::rows,
-           .out_tiles = p.parts * tiles_each,
-           .more = Tile::rest},
-          {tiles_each, Tile::outs, Tile::most_rows, Tile::cluster, rank_in_cluster()}, k_blocks,
-          memory);
+      publish_wide<Tile>(p, k_blocks, memory);
     } else if (warp_number() == 1) {
       tile_reader reader(memory.tile, memory.tiles);
       wide_loader<Tile> loader(p, memory);

@@ -64,12 +64,15 @@ struct wide_thread {
   /// By the whole warp: it will not look at the stage again.
   __device__ __forceinline__ void release(int slot) const {
     __syncwarp();
-    int const lane = this_thread::lane();
-    arrive_at(memory.stages.used[slot], lane, lane < Tile::cluster);
+    bool const elected = cute::elect_one_sync() != 0;  // which lane it is would take a register
+#pragma unroll
+    for (int block = 0; block < Tile::cluster; ++block) {
+      arrive_at(memory.stages.used[slot], block, elected);
+    }
   }
   __device__ __forceinline__ void release_scales() {
     __syncwarp();
-    if (this_thread::lane() == 0) arrive(memory.scales.used[scales.slot]);
+    if (cute::elect_one_sync() != 0) arrive(memory.scales.used[scales.slot]);
     scales.next();
   }
 };
