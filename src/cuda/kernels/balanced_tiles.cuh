@@ -4,8 +4,7 @@
 
 /// Tiles of unequal height for workers that stay: each is given to whoever would be free first if
 /// tiles took what they are thought to take. All workers reckon so, and agree without a word.
-/// Taking tiles by turns instead leaves the last worker 1 to 7 % more than the mean, this half of
-/// that.
+/// On paper: tiles by turns leave the last worker 1 to 7 % more than the mean, this half of that.
 namespace moe64::cuda {
 
 /// A row tile as few registers hold it: rows and experts that are ints.

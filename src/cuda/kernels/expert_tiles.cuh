@@ -18,7 +18,7 @@ struct tile_cut {
   index_t granule = 0;
   index_t more = 0;  ///< rows that the last tile of an expert may have beyond row_tile
   /// Row tiles that are taken together, so that tiles in flight share rows and weights evenly.
-  index_t row_group = 16;
+  static constexpr index_t row_group = 16;
 
   [[nodiscard]] __device__ index_t experts() const { return expert_begin.extent[0] - 1; }
   /// A range that is none (the host cannot look) never leads outside of the operands.
@@ -52,14 +52,13 @@ struct tile_place {
 
 /// Sums over chunks of experts in shared memory: built with one look at every expert; finding a
 /// tile bisects them and then looks at one chunk, 32 experts at a time.
-template <int Chunks>
-class expert_tiles_in {
+class expert_tiles {
  public:
-  static constexpr int most_chunks = Chunks;
+  static constexpr int most_chunks = 256;
   using memory = index_t[most_chunks + 1];
 
   /// By all threads of the block; ends with a barrier.
-  __device__ expert_tiles_in(tile_cut const& cut, memory& before)
+  __device__ expert_tiles(tile_cut const& cut, memory& before)
       : cut_(cut), before_(before), chunk_(ceil_div(cut.experts(), most_chunks)) {
     if (chunk_ == 0) chunk_ = 1;
     index_t const experts = cut_.experts();
@@ -148,7 +147,5 @@ class expert_tiles_in {
   memory& before_;
   index_t chunk_;  ///< experts per sum
 };
-
-using expert_tiles = expert_tiles_in<256>;
 
 }  // namespace moe64::cuda

@@ -82,8 +82,8 @@ __device__ void publish_wide(grouped_gemm_wgmma_parameters const& p, int k_block
   tile_ring ring(memory.tile, memory.tiles);
   row_tile_walk walk(cut);
   worker_queue queue(workers);
-  // To reckon takes longer than a short tile.
-  bool const by_turns = k_blocks < 4 || workers > worker_queue::most_workers;
+  // To reckon 66 workers takes as long as a short tile.
+  bool const by_turns = k_blocks < 24 || workers > worker_queue::most_workers;
   int turn = 0;
   for (row_tile rows = walk.next(); rows.expert >= 0; rows = walk.next()) {
     auto const time = Tile::time(row_split(rows.rows), k_blocks);
