@@ -14,7 +14,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers.base import HfQuantizer
 
-from ._torch import keeping_types
+from ._torch import hooks_that_offload, keeping_types
 from .checkpoint import inspect, load_experts
 from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from .formats import ExpertWeights, Projection, Quantized
@@ -177,10 +177,30 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
     model = answer[0] if isinstance(answer, tuple) else answer
     for name, module in list(model.named_modules()):
         if isinstance(module, _Waiting):
-            device = next(module.buffers()).device
+            hooks = hooks_that_offload(module)
+            device = torch.device("cpu") if hooks else next(module.buffers()).device
             module._buffers.clear()  # its room is free before the codes come
+            if hooks:
+                _require_memory(name, model.hf_device_map)
             _put(model, name, module.path, module.layer, device, module.config)
+            if hooks:
+                _offload(model.get_submodule(name), hooks[0].execution_device)
     return answer
+
+
+def _require_memory(name: str, device_map: dict[str, Any]) -> None:
+    """Refuses experts on disk: the codes that lie there are those of the checkpoint, one tensor per expert."""
+    entry = max((key for key in device_map if not key or f"{name}.".startswith(f"{key}.")), key=len)
+    if device_map[entry] == "disk":
+        raise UnsupportedError(f"[transformers] {name} is mapped to the disk by '{entry}': codes of experts must lie in "
+                               "memory, map them to \"cpu\"")
+
+
+def _offload(module: CodeExperts, execution_device: Any) -> None:
+    """As accelerate does with other modules that a device_map puts on the CPU beside a GPU: codes and scales lie in host
+    memory and are copied to the executing device for each call."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+    add_hook_to_module(module, AlignDevicesHook(execution_device, offload=True, offload_buffers=True))
 
 
 HfQuantizer.preprocess_model = _preprocess_and_wait  # type: ignore[method-assign]

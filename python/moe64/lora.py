@@ -71,7 +71,11 @@ def _layout_of(wrapper: Any) -> str:
 
 
 def active_factors(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Lora]:
-    """The factors that PEFT has switched on for this call of an experts module, by parameter name, in `dtype`."""
+    """The factors that PEFT has switched on for this call of an experts module, by parameter name, in `dtype`.
+
+        >>> moe64.lora.active_factors(experts)    # outside of a call of the model there are none
+        {}
+    """
     handed = getattr(_active, "modules", {}).get(id(module), {})
     return {name: _converted(wrapper, _combined(wrapper, adapters), dtype) for name, (wrapper, adapters) in handed.items()}
 
@@ -115,6 +119,15 @@ def _is_ours(base: nn.Module) -> bool:
 
 def _is_codes(parameter: torch.Tensor) -> bool:
     return not parameter.dtype.is_floating_point or parameter.element_size() == 1
+
+
+def _require_numbers(wrapper: Any, adapter_name: str) -> None:
+    parameter = wrapper.get_param()
+    if _is_codes(parameter):
+        raise UnsupportedError(
+            f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {wrapper.parameter_name} "
+            "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
+            "(moe64 convert --to bf16)")
 
 
 def _require_peft_layout(wrapper: Any) -> None:
@@ -170,16 +183,12 @@ def install() -> bool:
                 modules.pop(id(base), None)
 
     def get_delta_weight(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
-        parameter = self.get_param()
-        if _is_codes(parameter):
-            raise UnsupportedError(
-                f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {self.parameter_name} "
-                "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
-                "(moe64 convert --to bf16)")
+        _require_numbers(self, adapter_name)
         _require_peft_layout(self)
         return delta(self, adapter_name, *args, **kwargs)
 
     def get_delta_factors(self: Any, adapter_name: str) -> Any:
+        _require_numbers(self, adapter_name)
         _require_peft_layout(self)
         return factors(self, adapter_name)
 

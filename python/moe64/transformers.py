@@ -25,6 +25,7 @@ from transformers.activations import ACT2FN, GELUActivation
 from transformers.integrations import finegrained_fp8, moe
 
 from . import lora
+from ._torch import hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
@@ -172,7 +173,7 @@ class _Seen:
 
 def _described(module: nn.Module, factors: dict[str, Lora]) -> tuple[ExpertWeights, bool]:
     """The weights of a module, and whether the fused layer serves it; remembered where nothing is differentiated."""
-    keeps = not (factors or torch.is_grad_enabled() or torch.compiler.is_compiling())
+    keeps = not (factors or torch.is_grad_enabled() or torch.compiler.is_compiling() or hooks_that_offload(module))
     if keeps:
         seen = module.__dict__.get(_Seen.NAME)
         if seen is not None and seen.holds(module):
