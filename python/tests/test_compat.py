@@ -230,3 +230,195 @@ def test_a_map_that_was_changed_is_read_anew():
     rows, other = te.moe_permute(x, ~mask)
     row_id_map.copy_(other)
     torch.testing.assert_close(te.moe_unpermute(rows, row_id_map, restore_shape=x.shape), 2 * x)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("map_type", ["index", "mask"])
+def test_one_expert_per_token_without_probs(dtype, map_type, device):
+    x = torch.rand(TOKENS, HIDDEN, dtype=dtype, device=device, requires_grad=True)
+    ids = torch.randint(0, 7, (TOKENS, 1), device=device)
+    routing = ids.int() if map_type == "index" else torch.nn.functional.one_hot(ids[:, 0], 7).int()
+    rows, row_id_map = te.moe_permute(x, routing, TOKENS, map_type=map_type)
+    assert torch.equal(rows, x[torch.argsort(ids[:, 0], stable=True)])
+    y = te.moe_unpermute(rows, row_id_map, map_type=map_type)
+    assert torch.equal(y, x)
+    dy = torch.rand_like(y)
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0], dy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("top_k", [2, 5])
+@pytest.mark.parametrize("count", [None, 61])
+def test_mask_maps_of_half_types(dtype, top_k, count, device):
+    experts = 16
+    mask = torch.zeros(TOKENS, experts, dtype=torch.int32, device=device)
+    mask.scatter_(1, torch.rand(TOKENS, experts, device=device).topk(top_k).indices, 1)
+    order = mask.t().nonzero()[:count]  # (expert, token)
+    x = torch.rand(TOKENS, HIDDEN, dtype=dtype, device=device, requires_grad=True)
+    probs = torch.rand(TOKENS, experts, device=device, requires_grad=True)
+    rows, moved, row_id_map = te.moe_permute_with_probs(x, probs, mask, count or TOKENS * top_k)
+    assert torch.equal(rows, x[order[:, 1]]) and torch.equal(moved, probs[order[:, 1], order[:, 0]])
+    y = te.moe_unpermute(rows, row_id_map, probs, restore_shape=x.shape)
+    kept = torch.zeros(TOKENS, experts, device=device).index_put((order[:, 1], order[:, 0]), torch.ones((), device=device))
+    truth = (x.float() * (probs * kept).sum(1, keepdim=True)).to(dtype)
+    rtol, atol = BOUNDS[dtype]
+    torch.testing.assert_close(y, truth, rtol=rtol, atol=atol)
+    dy = torch.rand_like(y)
+    for one, other in zip(torch.autograd.grad(y, (x, probs), dy), torch.autograd.grad(truth, (x, probs), dy)):
+        torch.testing.assert_close(one, other, rtol=2 * rtol, atol=max(atol, 1e-2))
+
+
+@pytest.mark.parametrize("code", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_codes_and_their_scales_move_by_one_mask(code, device):
+    x = torch.randn(TOKENS, 256, device=device).to(code)
+    scales = torch.rand(TOKENS, 2, device=device)  # of 1 x 128 blocks
+    mask = torch.rand(TOKENS, 7, device=device) < 0.3
+    order = mask.t().nonzero()
+    rows, _ = te.moe_permute(x, mask, len(order))
+    assert rows.dtype == code and torch.equal(rows.view(torch.uint8), x.view(torch.uint8)[order[:, 1]])
+    assert torch.equal(te.moe_permute(scales, mask, len(order))[0], scales[order[:, 1]])
+    padded = te.moe_permute_and_pad_with_probs(x, mask.float(), mask, mask.sum(0), 16)[0]
+    assert padded.dtype == code and padded.shape[0] % 16 == 0
+
+
+@pytest.mark.parametrize("experts, top_k", [(8, 2), (64, 6), (256, 6), (512, 8)])
+def test_padding_is_a_permutation_and_then_padding(experts, top_k, device):
+    """Both ways against the plain permutation, with the gradients of x and of the probabilities."""
+    x = torch.rand(TOKENS, HIDDEN, device=device, requires_grad=True)
+    mask = torch.zeros(TOKENS, experts, dtype=torch.bool, device=device)
+    mask.scatter_(1, torch.rand(TOKENS, experts, device=device).topk(top_k).indices, True)
+    probs = torch.rand(TOKENS, experts, device=device, requires_grad=True)
+    counts = mask.sum(0)
+    rows, moved, row_id_map, offsets, target = te.moe_permute_and_pad_with_probs(x, probs, mask, counts, 16)
+    plain, plain_probs, plain_map = te.moe_permute_with_probs(x, probs, mask, TOKENS * top_k)
+    assert torch.equal(row_id_map, plain_map)
+    begin = target.cumsum(0) - target
+    place = torch.arange(TOKENS * top_k, device=device) + (begin - (counts.cumsum(0) - counts)).repeat_interleave(counts)
+    assert torch.equal(rows[place], plain) and torch.equal(moved[place], plain_probs)
+    assert int((rows != 0).any(1).sum()) <= TOKENS * top_k and moved.sum().item() == pytest.approx(plain_probs.sum().item())
+    scaled = (torch.rand(rows.shape, device=device) + 0.5).detach()
+    y = te.moe_unpermute(rows * scaled * moved[:, None], row_id_map, restore_shape=x.shape, pad_offsets=offsets)
+    truth = te.moe_unpermute(plain * scaled[place] * plain_probs[:, None], plain_map, restore_shape=x.shape)
+    torch.testing.assert_close(y, truth)
+    dy = torch.rand_like(y)
+    for one, other in zip(torch.autograd.grad(y, (x, probs), dy), torch.autograd.grad(truth, (x, probs), dy)):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("count", [None, 61])
+def test_probs_travel_along_through_chunks_and_back(parts, count, device):
+    """permute with probs, chunks by expert, scale, chunks back, unpermute: what a layer under expert parallelism does."""
+    experts, top_k = 8, 3
+    x = torch.rand(TOKENS, HIDDEN, device=device, requires_grad=True)
+    mask = torch.zeros(TOKENS, experts, dtype=torch.bool, device=device)
+    mask.scatter_(1, torch.rand(TOKENS, experts, device=device).topk(top_k).indices, True)
+    probs = torch.rand(TOKENS, experts, device=device, requires_grad=True)
+    rows, moved, row_id_map = te.moe_permute_with_probs(x, probs, mask, count or TOKENS * top_k)
+    sizes = torch.bincount(torch.where(mask.t().reshape(-1), 1, 0).nonzero()[:count, 0] // TOKENS, minlength=experts)
+    order = torch.arange(experts, device=device).view(parts, -1).t().flatten()
+    chunks, chunk_probs = te.moe_sort_chunks_by_index_with_probs(rows, moved, sizes, order.int())
+    scaled = chunks * chunk_probs[:, None]
+    back = te.moe_sort_chunks_by_index(scaled, sizes[order], torch.argsort(order).int())
+    y = te.moe_unpermute(back, row_id_map, restore_shape=x.shape)
+    kept = torch.zeros(TOKENS, experts, device=device)
+    chosen = mask.t().nonzero()[:count]
+    kept[chosen[:, 1], chosen[:, 0]] = 1
+    truth = x * (probs * kept).sum(1, keepdim=True)
+    torch.testing.assert_close(y, truth)
+    dy = torch.rand_like(y)
+    for one, other in zip(torch.autograd.grad(y, (x, probs), dy), torch.autograd.grad(truth, (x, probs), dy)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_no_tokens_at_all(device):
+    x, probs = torch.zeros(0, HIDDEN, device=device), torch.zeros(0, 8, device=device)
+    mask = torch.zeros(0, 8, dtype=torch.bool, device=device)
+    rows, row_id_map = te.moe_permute(x, mask)
+    assert rows.shape == (0, HIDDEN) and row_id_map.shape == (0, 17)
+    assert te.moe_unpermute(rows, row_id_map).shape == (0, HIDDEN)
+    assert [tuple(t.shape) for t in te.moe_permute_with_probs(x, probs, mask)] == [(0, HIDDEN), (0,), (0, 17)]
+    rows, row_id_map = te.moe_permute(x, torch.zeros(0, 2, dtype=torch.int32, device=device), 0, map_type="index")
+    assert te.moe_unpermute(rows, row_id_map, torch.zeros(0, 2, device=device), map_type="index").shape == (0, HIDDEN)
+    sizes = torch.zeros(4, dtype=torch.int64, device=device)
+    assert te.moe_sort_chunks_by_index(x, sizes, torch.arange(4, device=device)).shape == (0, HIDDEN)
+
+
+def test_a_slot_without_a_row_is_never_multiplied(device):
+    """NaN in probabilities of dropped slots and in rows that nobody names reaches neither results nor gradients."""
+    x = torch.rand(6, HIDDEN, device=device, requires_grad=True)
+    ids = torch.tensor([[0, -1], [1, 0], [-1, -1], [2, 1], [0, 2], [-7, 1]], device=device)
+    probs = torch.rand(6, 2, device=device)
+    probs[ids < 0] = float("nan")
+    probs.requires_grad_()
+    rows, row_id_map = te.moe_permute(x, ids, 12, map_type="index")
+    assert (rows[8:] == 0).all()
+    poisoned = torch.cat((rows[:8], torch.full_like(rows[8:], float("nan"))))
+    y = te.moe_unpermute(poisoned, row_id_map, probs, map_type="index")
+    truth = x.detach() * torch.where(ids >= 0, probs, 0.0).sum(1, keepdim=True)
+    torch.testing.assert_close(y, truth)
+    dx, d_probs = torch.autograd.grad(y, (x, probs), torch.ones_like(y))
+    assert torch.isfinite(dx).all() and torch.isfinite(d_probs).all() and (d_probs[ids < 0] == 0).all()
+
+
+def test_maps_and_chunks_that_cannot_be_are_named():
+    rows = torch.rand(4, 3)
+    for rows_of_slots, text in (([0, 0, 1, 2], "missing or named twice"), ([0, 1, 1, 3], "twice")):
+        with pytest.raises(moe64.InvalidArgumentError, match=text):
+            te.moe_unpermute(rows, torch.tensor(rows_of_slots, dtype=torch.int32), map_type="index")
+    with pytest.raises(moe64.InvalidArgumentError, match="no permutation"):
+        te.moe_sort_chunks_by_index(rows, torch.tensor([2, 2]), torch.tensor([1, 1]))
+    with pytest.raises(moe64.ShapeMismatchError, match="inp has 4 rows"):
+        te.moe_sort_chunks_by_index(rows, torch.tensor([3, 2]), torch.tensor([1, 0]))
+
+
+def test_a_permutation_of_known_size_compiles_without_a_break(device):
+    x = torch.rand(TOKENS, HIDDEN, device=device, requires_grad=True)
+    ids, probs = torch.randint(-1, 7, (TOKENS, 2), device=device), torch.rand(TOKENS, 2, device=device, requires_grad=True)
+    sizes, order = torch.full((4,), TOKENS // 2, device=device), torch.tensor([2, 0, 3, 1], device=device)
+
+    def both(x, ids, probs):
+        rows, row_id_map = te.moe_permute(x, ids, 2 * TOKENS, map_type="index")
+        rows = te.moe_sort_chunks_by_index(rows, sizes, order)
+        rows = te.moe_sort_chunks_by_index(rows, sizes, torch.argsort(order))
+        return te.moe_unpermute(rows, row_id_map, probs, map_type="index")
+
+    results = []
+    for call in (both, torch.compile(both, fullgraph=True, backend="aot_eager")):
+        y = call(x, ids, probs)
+        results.append((y, *torch.autograd.grad(y.square().sum(), (x, probs))))
+    for one, other in zip(*results):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape, block, scale_shape", [((8, 8), (128, 128), (1, 1)), ((64, 256), (64, 128), (1, 2)),
+                                                       ((128, 96), (64, 64), (2, 2))])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "e8m0"])
+def test_fp8_linear_of_tiny_weights_rectangular_blocks_and_every_scale(shape, block, scale_shape, stored, device):
+    """Unsloth's own cases: the block is an attribute of the weight or of the scale, scales are also powers of two."""
+    if stored == "e8m0" and not hasattr(torch, "float8_e8m0fnu"):
+        pytest.skip("this torch has no e8m0")
+    weight = torch.randn(shape, device=device).to(torch.float8_e4m3fn)
+    exponents = torch.randint(120, 130, scale_shape, device=device)
+    scale = torch.exp2(exponents.float() - 127)
+    given = (exponents.to(torch.uint8).view(torch.float8_e8m0fnu) if stored == "e8m0" else scale.to(getattr(torch, stored)))
+    (weight if stored == "float32" else given).block_size = list(block)
+    exact = weight.float() * scale.repeat_interleave(block[0], 0)[: shape[0]].repeat_interleave(block[1], 1)[:, : shape[1]]
+    x = torch.randn(2, 3, shape[1], device=device, requires_grad=True)
+    y = unsloth.fp8_linear(x, weight, given)
+    truth = torch.nn.functional.linear(x, exact)
+    torch.testing.assert_close(y, truth, rtol=1e-4, atol=1e-4)
+    dy = torch.randn_like(y)
+    torch.testing.assert_close(torch.autograd.grad(y, x, dy), torch.autograd.grad(truth, x, dy), rtol=1e-4, atol=1e-4)
+    assert torch.equal(unsloth.weight_dequant_block(weight, given, block, torch.float32), exact)
+
+
+def test_a_grid_that_fits_only_when_it_is_turned_is_turned():
+    """As unsloth takes W.t() with the scales of W. A grid that fits as it is stays as it is."""
+    weight = torch.randn(60, 100).to(torch.float8_e4m3fn)
+    weight.block_size = [32, 32]
+    scale, x = torch.rand(2, 4), torch.randn(5, 100)
+    expected = unsloth.fp8_linear(x, weight, scale)
+    assert torch.equal(unsloth.fp8_linear(x, weight, scale.t().contiguous()), expected)
+    with pytest.raises(moe64.ShapeMismatchError, match=r"expected \[2, 4\]"):
+        unsloth.fp8_linear(x, weight, torch.rand(3, 4))

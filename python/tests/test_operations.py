@@ -198,8 +198,8 @@ def test_operators_pass_opcheck():
             ("activate", (x, torch.randn(T, H, requires_grad=True), "silu_glu", 1.0, 7.0)),
             ("activate", (x, None, "relu2", 1.0, 7.0)),
             ("plan", (routing(), False, E, 0, E, -1)),
-            ("gather", (x, arrays, K, False)), ("gather", (x, arrays, K, True)),
-            ("combine", (rows, arrays, T, K, True)), ("combine", (rows, arrays, T, K, False)),
+            ("gather", (x, arrays, K, False, -1)), ("gather", (x, arrays, K, True, -1)),
+            ("combine", (rows, arrays, T, K, True, -1)), ("combine", (rows, arrays, T, K, False, -1)),
             ("grouped_gemm", (rows, weights, None, None, bias, arrays[0], "//none/0", False)),
         ]:
             opcheck(getattr(torch.ops.moe64, operator).default, arguments)
