@@ -27,6 +27,9 @@ class CodeExperts(nn.Module):
 
     Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, and are
     frozen; the scales lie beside them as buffers.
+
+        >>> experts = moe64.transformers.CodeExperts(moe64.load_experts(path, layer=3, fused=True))
+        >>> y = experts(x, ids, torch.ones(ids.shape))
     """
 
     has_gate: bool
@@ -164,7 +167,7 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
     Transformers loads everything but the routed experts; moe64 reads those, layer by layer, onto the devices that the
     device_map gives them. Experts that are not quantised, or not sound, are loaded by Transformers as always.
 
-        >>> model = moe64.transformers.from_pretrained("GLM-4.7-Flash-FP8-Dynamic", dtype="auto", device_map="cuda")
+        >>> model = moe64.transformers.from_pretrained("GLM-4.7-Flash-FP8", dtype="auto", device_map="auto")
 
     On a GPU Transformers keeps the other matrices of fine-grained FP8 models as codes too and fetches kernels for them;
     `quantization_config=FineGrainedFP8Config(dequantize=True)` expands them instead.

@@ -35,6 +35,9 @@ def factors_of(a: torch.Tensor, b: torch.Tensor, experts: int, scaling: float, l
     a, b     [experts * rank, in] and [out, rank * experts], as adapters are saved
     layout   of the second extent of b: "peft" has the expert fastest ([out, rank, experts]), "unsloth" the rank
              ([out, experts, rank]). The file does not say which it is.
+
+        >>> moe64.lora.factors_of(torch.randn(8 * 4, 64), torch.randn(32, 4 * 8), experts=8, scaling=1.0).b.shape
+        torch.Size([8, 32, 4])
     """
     if layout not in ("peft", "unsloth"):
         raise InvalidArgumentError(f"[lora] layout is '{layout}', neither peft nor unsloth")
@@ -151,7 +154,11 @@ def _combined(wrapper: Any, adapters: list[str]) -> Lora:
 
 
 def install() -> bool:
-    """Teaches PEFT's ParamWrapper about moe64's experts; answers whether PEFT is there. Done by moe64.transformers."""
+    """Teaches PEFT's ParamWrapper about moe64's experts; answers whether PEFT is there. Done by moe64.transformers.
+
+        >>> moe64.lora.install()
+        True
+    """
     global _installed
     if _installed:
         return True

@@ -111,6 +111,9 @@ class RoutingPlan:
     status        [6] int64: kept, skipped, elsewhere, dropped, invalid, first_invalid
     live          the number of rows if the host knows it of a plan on a GPU, else None: gather then fills all of its
                   output with zeros first, because the rows behind the last one shall be zero
+
+        >>> moe64.plan(torch.tensor([[1, 0], [0, -1]]), experts=2).slot_to_row.tolist()
+        [2, 0, 1, -1]
     """
 
     tokens: int
