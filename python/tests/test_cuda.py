@@ -194,6 +194,22 @@ def test_a_layer_does_not_wait():
     assert waiting.times == 0, [str(one.message) for one in waiting.warnings]
 
 
+def test_training_beside_codes_adds_no_copy_of_a_stack():
+    experts, hidden, inter, tokens = 64, 2048, 1024, 64
+    weights = moe64.ExpertWeights(*(moe64.quantize(torch.randn(shape, device="cuda", dtype=torch.bfloat16), "block:128x128")
+                                    for shape in ((experts, 2 * inter, hidden), (experts, hidden, inter))))
+    layer = moe64.Experts.from_weights(weights).add_lora(8, dtype=torch.bfloat16)
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ids, factors = torch.randint(0, experts, (tokens, 4), device="cuda"), torch.rand(tokens, 4, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    layer(x, ids, factors).float().square().sum().backward()
+    assert x.grad is not None and layer.gate_up_lora_a.grad is not None
+    added = torch.cuda.max_memory_allocated() - before
+    assert added < weights.gate_up.weights.values.numel() / 4, added
+
+
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 40 << 30, reason="needs 40 GiB")
 @pytest.mark.parametrize("scheme", ["unstated", "dynamic"])
 def test_a_layer_shaped_like_glm_5_2(scheme):
