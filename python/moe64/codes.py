@@ -14,7 +14,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers.base import HfQuantizer
 
-from ._torch import hooks_that_offload, keeping_types
+from ._torch import keeping_types
 from .checkpoint import inspect, load_experts
 from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from .formats import ExpertWeights, Projection, Quantized
@@ -129,7 +129,8 @@ def _put(model: nn.Module, name: str, path: "str | os.PathLike[str]", layer: int
 
 class _Waiting(nn.Module):
     """Stands for experts while Transformers loads the rest: as large as they will be, and without parameters, so that
-    nothing in the checkpoint belongs to it. Buffers that are not saved show the device that was chosen for it."""
+    nothing in the checkpoint belongs to it. Buffers that are not saved show the device that was chosen for it. They are
+    the model's to count and to place, but not accelerate's to bring from where they are offloaded."""
 
     def __init__(self, path: str, layer: int, experts: int, config: object) -> None:
         super().__init__()
@@ -138,6 +139,9 @@ class _Waiting(nn.Module):
         for i, tensor in enumerate((*sample.parameters(), *sample.buffers())):
             self.register_buffer(f"room_{i}", torch.empty((experts, *tensor.shape[1:]), dtype=tensor.dtype, device="meta"),
                                  persistent=False)
+
+    def named_buffers(self, *_args: Any, **_options: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
 
 
 _loading = threading.local()
@@ -180,23 +184,26 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
     model = answer[0] if isinstance(answer, tuple) else answer
     for name, module in list(model.named_modules()):
         if isinstance(module, _Waiting):
-            hooks = hooks_that_offload(module)
-            device = torch.device("cpu") if hooks else next(module.buffers()).device
+            device = next(iter(module._buffers.values())).device  # type: ignore[union-attr]
             module._buffers.clear()  # its room is free before the codes come
-            if hooks:
-                _require_memory(name, model.hf_device_map)
+            execution_device = _executing(model, name)
             _put(model, name, module.path, module.layer, device, module.config)
-            if hooks:
-                _offload(model.get_submodule(name), hooks[0].execution_device)
+            if execution_device is not None:
+                _offload(model.get_submodule(name), execution_device)
     return answer
 
 
-def _require_memory(name: str, device_map: dict[str, Any]) -> None:
-    """Refuses experts on disk: the codes that lie there are those of the checkpoint, one tensor per expert."""
+def _executing(model: Any, name: str) -> Any:
+    """Where the device_map lets a module of this name run, if it is not where it lies: the CPU beside a GPU. The disk is
+    refused, because what lies there is the checkpoint, one tensor per expert."""
+    device_map: dict[str, Any] = getattr(model, "hf_device_map", {"": None})
     entry = max((key for key in device_map if not key or f"{name}.".startswith(f"{key}.")), key=len)
     if device_map[entry] == "disk":
         raise UnsupportedError(f"[transformers] {name} is mapped to the disk by '{entry}': codes of experts must lie in "
                                "memory, map them to \"cpu\"")
+    hook = model.get_submodule(name.rpartition(".")[0]).__dict__.get("_hf_hook")
+    where = getattr(hook, "execution_device", None)
+    return where if str(device_map[entry]) == "cpu" and str(where) not in ("cpu", "None") else None
 
 
 def _offload(module: CodeExperts, execution_device: Any) -> None:

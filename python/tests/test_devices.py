@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 GPUS = torch.cuda.device_count()
 PARTS = ["model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.layers.1", "model.norm", "lm_head"]
 SETTINGS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-            "vocab_size": 97, "max_position_embeddings": 64, "intermediate_size": 48, "moe_intermediate_size": 64,
+            "vocab_size": 97, "max_position_embeddings": 64, "intermediate_size": 48, "moe_intermediate_size": 256,
             "num_experts": 6, "num_experts_per_tok": 3}
 # Where the first layer lies, and where all the rest. accelerate executes a layer on "disk", or on "cpu" beside a GPU, on
 # the device of the rest, and brings its weights there for each call.
@@ -233,7 +233,12 @@ def test_codes_from_the_file_on_lie_where_the_device_map_says(saved, device, tmp
         model = load(saved["fp8"], {"": "cpu"}, tmp_path, own)
         codes._offload(experts_of(model)[0], "cpu")
     else:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
         model = load(saved["fp8"], mapped("cpu", 0), tmp_path, own)
+        offloaded = sum(t.numel() for t in experts_of(model)[0]._hf_hook.weights_map.values())
+        assert torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() < offloaded // 2, "it was on the GPU"
+        assert torch.cuda.memory_allocated() > before
     whole = load(saved["fp8"], {"": 0 if device.type == "cuda" else "cpu"}, tmp_path, own)
     first, second = experts_of(model)
     assert isinstance(first, moe64.transformers.CodeExperts) and isinstance(second, moe64.transformers.CodeExperts)
