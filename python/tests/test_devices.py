@@ -268,3 +268,25 @@ def test_codes_on_two_gpus(saved, tmp_path):
 def test_codes_on_the_disk_are_refused(saved, tmp_path):
     with pytest.raises(moe64.UnsupportedError, match="layers.0.mlp.experts is mapped to the disk by 'model.layers.0'"):
         load(saved["fp8"], mapped("disk", "cpu"), tmp_path, moe64.transformers.from_pretrained)
+
+
+def test_which_experts_are_offloaded():
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(11))
+    for i, layer in enumerate(model.layers):
+        layer.mlp = torch.nn.Module()
+        layer.mlp._hf_hook = accelerate.hooks.AlignDevicesHook(1 if i == 10 else 0)
+
+    def executing(layer, **device_map):
+        model.hf_device_map = {name.replace("_", "."): device for name, device in device_map.items()}
+        return codes._executing(model, f"layers.{layer}.mlp.experts")
+
+    assert executing(1, layers_1="cpu", layers_10=1) == 0
+    assert executing(10, layers_1="cpu", layers_10=1) is None
+    assert executing(10, layers_1=0, layers_10_mlp="cpu", layers_10=0) == 1
+    model.layers[3].mlp._hf_hook.execution_device = "cpu"  # nothing but the CPU and the disk: it runs where it lies
+    assert executing(3, layers_3="cpu", layers_4="disk") is None
+    with pytest.raises(moe64.UnsupportedError, match="'layers.4'"):
+        executing(4, layers_3="cpu", layers_4="disk")
+    del model.hf_device_map
+    assert codes._executing(model, "layers.3.mlp.experts") is None
