@@ -98,7 +98,7 @@ def moe_permute_and_pad_with_probs(
     offsets = (target - counts).cumsum(0) - (target - counts)
     padded = mask.rows + offsets[mask.experts]
     places = torch.where(mask.rows >= 0, padded, total).reshape(-1)
-    tokens = torch.arange(inp.shape[0], device=inp.device).repeat_interleave(mask.width, output_size=places.numel())
+    tokens = torch.arange(inp.shape[0], device=inp.device)[:, None].expand(mask.rows.shape).reshape(-1)
     source = places.new_full((total + 1,), inp.shape[0]).scatter_(0, places, tokens)[:-1]
     rows = PaddedRows.apply(as_bytes(inp), source, padded.reshape(-1)[plan.row_to_slot[:mask.live]], plan)
     return (rows.view(inp.dtype) if rows.dtype != inp.dtype else rows, mask.permuted(probs, padded, total), mask.map,
