@@ -209,7 +209,7 @@ def _executing(model: Any, name: str) -> Any:
 def _offload(module: CodeExperts, execution_device: Any) -> None:
     """As accelerate does with other modules that a device_map puts on the CPU beside a GPU: codes and scales lie in host
     memory and are copied to the executing device for each call."""
-    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module  # type: ignore[import-untyped]
     add_hook_to_module(module, AlignDevicesHook(execution_device, offload=True, offload_buffers=True))
 
 
