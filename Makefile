@@ -90,10 +90,11 @@ python: build .venv ## the tests of the Python package, with PyTorch, Transforme
 	  cp python/requirements.txt .venv/python.txt; }
 	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m pytest -q $(PYTEST_ARGS)
 
-wheel: setup ## the Python wheel, with the library and the tool inside: build/wheels
+wheel: setup ## the Python wheel, with the library and the tool inside, tried in an empty environment: build/wheels
 	@scripts/setup.sh bench
 	python3 -m venv --clear build/wheel-venv && build/wheel-venv/bin/python -m pip install -q --upgrade pip
-	build/wheel-venv/bin/python -m pip wheel . --no-deps -w build/wheels
+	rm -rf build/wheels && build/wheel-venv/bin/python -m pip wheel . --no-deps -w build/wheels
+	scripts/check_wheel build/wheels/*.whl
 
 bench-problems: build ## time the problems of BENCH_SUITE
 	$(TOOL) bench -f $(BENCH_SUITE)

@@ -102,6 +102,9 @@ def library() -> Library:
     """The library, found and loaded at the first call.
 
     Raises LibraryError with every place that was looked at.
+
+        >>> moe64.library().path.name.startswith("libmoe64")
+        True
     """
     tried = []
     for path in _candidates():
@@ -117,12 +120,19 @@ def library() -> Library:
 
 
 def version() -> str:
-    """The version of the loaded library."""
+    """The version of the loaded library.
+
+        >>> moe64.version() == moe64.__version__
+        True
+    """
     return library().version
 
 
 def cuda_devices() -> tuple[int, str]:
-    """How many CUDA devices the library can use and, when it is none, why."""
+    """How many CUDA devices the library can use and, when it is none, why.
+
+        >>> count, reason = moe64.cuda_devices()
+    """
     reason = ctypes.create_string_buffer(512)
     count = ctypes.c_int64()
     library().call("cuda_devices", count, reason, len(reason))
@@ -133,6 +143,8 @@ def tool() -> Path:
     """The `moe64` program that belongs to the loaded library.
 
     Raises LibraryError when there is none: a library of the system may come without it.
+
+        >>> subprocess.run([moe64.tool(), "doctor"], check=True, capture_output=True)
     """
     named = os.environ.get("MOE64_TOOL")
     folder = library().path.resolve().parent

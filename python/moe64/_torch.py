@@ -115,6 +115,13 @@ def keeping_types(function: Callable, kept: list[torch.Tensor | None]) -> Callab
     return apply
 
 
+def hooks_that_offload(module: torch.nn.Module) -> list[Any]:
+    """accelerate's hooks that bring the weights of a module for each call and take them away again: such weights must
+    not be held longer than the call."""
+    hook = module.__dict__.get("_hf_hook")
+    return [one for one in getattr(hook, "hooks", (hook,)) if getattr(one, "offload", False)]
+
+
 # ---- where work runs ----------------------------------------------------------------------------
 
 _threads: int | None = None

@@ -46,6 +46,9 @@ def check(path: "str | os.PathLike[str]", *, report: "str | os.PathLike[str] | N
 
     report   writes an HTML page there as well
     The answer has "findings" with level, rule, tensor and text each.
+
+        >>> [finding["text"] for finding in moe64.check("GLM-4.7-Flash-FP8")["findings"]]
+        []
     """
     return _run("check", path, *(["--report", os.fspath(report)] if report is not None else []))
 
@@ -123,7 +126,7 @@ def load_experts(path: "str | os.PathLike[str]", layer: int, *, first_expert: in
     The result has the activation and the place of the routing weight that the config states.
 
         >>> weights = moe64.load_experts("GLM-4.7-Flash-FP8", 3)
-        >>> y = moe64.experts(x, ids, routing_weights, weights)
+        >>> y = moe64.experts(x, ids, None, weights)
     """
     lib = library()
     request = _c.LayerRequest(layer=layer, mtp=int(mtp), first_expert=first_expert,

@@ -27,6 +27,9 @@ class CodeExperts(nn.Module):
 
     Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, and are
     frozen; the scales lie beside them as buffers.
+
+        >>> experts = moe64.transformers.CodeExperts(moe64.load_experts(path, layer=3, fused=True))
+        >>> y = experts(x, ids, torch.ones(ids.shape))
     """
 
     has_gate: bool
@@ -126,7 +129,8 @@ def _put(model: nn.Module, name: str, path: "str | os.PathLike[str]", layer: int
 
 class _Waiting(nn.Module):
     """Stands for experts while Transformers loads the rest: as large as they will be, and without parameters, so that
-    nothing in the checkpoint belongs to it. Buffers that are not saved show the device that was chosen for it."""
+    nothing in the checkpoint belongs to it. Buffers that are not saved show the device that was chosen for it. They are
+    the model's to count and to place, but not accelerate's to bring from where they are offloaded."""
 
     def __init__(self, path: str, layer: int, experts: int, config: object) -> None:
         super().__init__()
@@ -135,6 +139,9 @@ class _Waiting(nn.Module):
         for i, tensor in enumerate((*sample.parameters(), *sample.buffers())):
             self.register_buffer(f"room_{i}", torch.empty((experts, *tensor.shape[1:]), dtype=tensor.dtype, device="meta"),
                                  persistent=False)
+
+    def named_buffers(self, *_args: Any, **_options: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
 
 
 _loading = threading.local()
@@ -164,7 +171,7 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
     Transformers loads everything but the routed experts; moe64 reads those, layer by layer, onto the devices that the
     device_map gives them. Experts that are not quantised, or not sound, are loaded by Transformers as always.
 
-        >>> model = moe64.transformers.from_pretrained("GLM-4.7-Flash-FP8-Dynamic", dtype="auto", device_map="cuda")
+        >>> model = moe64.transformers.from_pretrained("GLM-4.7-Flash-FP8", dtype="auto", device_map="auto")
 
     On a GPU Transformers keeps the other matrices of fine-grained FP8 models as codes too and fetches kernels for them;
     `quantization_config=FineGrainedFP8Config(dequantize=True)` expands them instead.
@@ -177,10 +184,33 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
     model = answer[0] if isinstance(answer, tuple) else answer
     for name, module in list(model.named_modules()):
         if isinstance(module, _Waiting):
-            device = next(module.buffers()).device
+            device = next(iter(module._buffers.values())).device  # type: ignore[union-attr]
             module._buffers.clear()  # its room is free before the codes come
+            execution_device = _executing(model, name)
             _put(model, name, module.path, module.layer, device, module.config)
+            if execution_device is not None:
+                _offload(model.get_submodule(name), execution_device)
     return answer
+
+
+def _executing(model: Any, name: str) -> Any:
+    """Where the device_map lets a module of this name run, if it is not where it lies: the CPU beside a GPU. The disk is
+    refused, because what lies there is the checkpoint, one tensor per expert."""
+    device_map: dict[str, Any] = getattr(model, "hf_device_map", {"": None})
+    entry = max((key for key in device_map if not key or f"{name}.".startswith(f"{key}.")), key=len)
+    if device_map[entry] == "disk":
+        raise UnsupportedError(f"[transformers] {name} is mapped to the disk by '{entry}': codes of experts must lie in "
+                               "memory, map them to \"cpu\"")
+    hook = model.get_submodule(name.rpartition(".")[0]).__dict__.get("_hf_hook")
+    where = getattr(hook, "execution_device", None)
+    return where if str(device_map[entry]) == "cpu" and str(where) not in ("cpu", "None") else None
+
+
+def _offload(module: CodeExperts, execution_device: Any) -> None:
+    """As accelerate does with other modules that a device_map puts on the CPU beside a GPU: codes and scales lie in host
+    memory and are copied to the executing device for each call."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module  # type: ignore[import-untyped]
+    add_hook_to_module(module, AlignDevicesHook(execution_device, offload=True, offload_buffers=True))
 
 
 HfQuantizer.preprocess_model = _preprocess_and_wait  # type: ignore[method-assign]

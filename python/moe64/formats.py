@@ -120,6 +120,8 @@ class Lora:
     a        [experts, rank, in]
     b        [experts, out, rank]; of a gate_up projection gate rows before up rows, or interleaved like its base
     scaling  factor, alpha / rank of most configurations
+
+        >>> lora = moe64.Lora(torch.randn(8, 4, 64), torch.zeros(8, 64, 4), scaling=2.0)
     """
 
     a: torch.Tensor
@@ -129,7 +131,11 @@ class Lora:
 
 @dataclass(frozen=True)
 class Activation:
-    """silu_glu, gelu_glu, gelu_tanh_glu, gptoss_glu, clamped_silu_glu, or without a gate silu, gelu, relu2."""
+    """silu_glu, gelu_glu, gelu_tanh_glu, gptoss_glu, clamped_silu_glu, or without a gate silu, gelu, relu2.
+
+        >>> moe64.Activation("clamped_silu_glu", limit=10.0).gated
+        True
+    """
 
     kind: str = "silu_glu"
     alpha: float = 1.702
@@ -157,6 +163,8 @@ class Projection:
     Of a gated gate_up projection `weights` is one fused tensor or Quantized of [experts, 2 * inter, in], or a pair
     (gate, up) of [experts, inter, in]; `bias` follows the same form. The scale grid of a fused one restarts at the up
     half: 2 * ceil(inter / block_rows) rows.
+
+        >>> projection = moe64.Projection(down, bias=torch.zeros(down.shape[:2]))
     """
 
     weights: Any

@@ -276,7 +276,7 @@ def explain(weights: ExpertWeights, device: torch.device | str = "cpu") -> tuple
     """The mode that a layer runs in on a device, and why.
 
         >>> moe64.explain(weights)
-        ('w8a16', 'quantised weights, no stated activation scheme')
+        ('w8a16', 'the checkpoint states no quantisation of activations')
     """
     layer = layer_of(*flatten(weights))
     where = torch.device(device)

@@ -35,6 +35,9 @@ def factors_of(a: torch.Tensor, b: torch.Tensor, experts: int, scaling: float, l
     a, b     [experts * rank, in] and [out, rank * experts], as adapters are saved
     layout   of the second extent of b: "peft" has the expert fastest ([out, rank, experts]), "unsloth" the rank
              ([out, experts, rank]). The file does not say which it is.
+
+        >>> moe64.lora.factors_of(torch.randn(8 * 4, 64), torch.randn(32, 4 * 8), experts=8, scaling=1.0).b.shape
+        torch.Size([8, 32, 4])
     """
     if layout not in ("peft", "unsloth"):
         raise InvalidArgumentError(f"[lora] layout is '{layout}', neither peft nor unsloth")
@@ -71,7 +74,11 @@ def _layout_of(wrapper: Any) -> str:
 
 
 def active_factors(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Lora]:
-    """The factors that PEFT has switched on for this call of an experts module, by parameter name, in `dtype`."""
+    """The factors that PEFT has switched on for this call of an experts module, by parameter name, in `dtype`.
+
+        >>> moe64.lora.active_factors(experts)    # outside of a call of the model there are none
+        {}
+    """
     handed = getattr(_active, "modules", {}).get(id(module), {})
     return {name: _converted(wrapper, _combined(wrapper, adapters), dtype) for name, (wrapper, adapters) in handed.items()}
 
@@ -117,6 +124,15 @@ def _is_codes(parameter: torch.Tensor) -> bool:
     return not parameter.dtype.is_floating_point or parameter.element_size() == 1
 
 
+def _require_numbers(wrapper: Any, adapter_name: str) -> None:
+    parameter = wrapper.get_param()
+    if _is_codes(parameter):
+        raise UnsupportedError(
+            f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {wrapper.parameter_name} "
+            "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
+            "(moe64 convert --to bf16)")
+
+
 def _require_peft_layout(wrapper: Any) -> None:
     if _layout_of(wrapper) != "peft":
         raise UnsupportedError(f"[lora] the adapter of {wrapper.parameter_name} has the layout '{_layout_of(wrapper)}', which "
@@ -138,7 +154,11 @@ def _combined(wrapper: Any, adapters: list[str]) -> Lora:
 
 
 def install() -> bool:
-    """Teaches PEFT's ParamWrapper about moe64's experts; answers whether PEFT is there. Done by moe64.transformers."""
+    """Teaches PEFT's ParamWrapper about moe64's experts; answers whether PEFT is there. Done by moe64.transformers.
+
+        >>> moe64.lora.install()
+        True
+    """
     global _installed
     if _installed:
         return True
@@ -170,16 +190,12 @@ def install() -> bool:
                 modules.pop(id(base), None)
 
     def get_delta_weight(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
-        parameter = self.get_param()
-        if _is_codes(parameter):
-            raise UnsupportedError(
-                f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {self.parameter_name} "
-                "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
-                "(moe64 convert --to bf16)")
+        _require_numbers(self, adapter_name)
         _require_peft_layout(self)
         return delta(self, adapter_name, *args, **kwargs)
 
     def get_delta_factors(self: Any, adapter_name: str) -> Any:
+        _require_numbers(self, adapter_name)
         _require_peft_layout(self)
         return factors(self, adapter_name)
 

@@ -109,6 +109,11 @@ class RoutingPlan:
     slot_to_row   [tokens * top_k] int64; -1: this slot has no row
     slot_weight   [tokens * top_k] float32; 0 for a slot without a row
     status        [6] int64: kept, skipped, elsewhere, dropped, invalid, first_invalid
+    live          the number of rows if the host knows it of a plan on a GPU, else None: gather then fills all of its
+                  output with zeros first, because the rows behind the last one shall be zero
+
+        >>> moe64.plan(torch.tensor([[1, 0], [0, -1]]), experts=2).slot_to_row.tolist()
+        [2, 0, 1, -1]
     """
 
     tokens: int
@@ -119,6 +124,7 @@ class RoutingPlan:
     slot_to_row: torch.Tensor
     slot_weight: torch.Tensor
     status: torch.Tensor
+    live: int | None = None
 
     def counts(self) -> dict[str, int]:
         """The status by name. On a GPU this waits for the device."""
@@ -203,26 +209,34 @@ def plan(expert_ids: torch.Tensor, experts: int, weights: torch.Tensor | None = 
 
 # ---- gather and combine -------------------------------------------------------------------------
 
-@operator("gather", "(Tensor x, Tensor[] plan, SymInt top_k, bool weighted) -> Tensor")
-def _gather(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> torch.Tensor:
-    return _run_gather(x, plan, top_k, weighted)
+@operator("gather", "(Tensor x, Tensor[] plan, SymInt top_k, bool weighted, SymInt live) -> Tensor")
+def _gather(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool, live: int) -> torch.Tensor:
+    return _run_gather(x, plan, top_k, weighted, live)
 
 
-def _run_gather(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> torch.Tensor:
-    rows = torch.zeros((x.shape[0] * top_k, x.shape[1]), dtype=x.dtype, device=x.device)
+def _run_gather(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool, live: int) -> torch.Tensor:
+    """live: the number of rows, or -1 where only the device knows it."""
+    shape = (x.shape[0] * top_k, x.shape[1])
+    if x.is_cpu and plan[0].is_cpu:
+        live = int(plan[0][-1])
+    rows = (torch.zeros if live < 0 else torch.empty)(shape, dtype=x.dtype, device=x.device)
     args = _c.GatherArgs(x=view(x, "x"), plan=_plan_struct(plan, x.shape[0], top_k), weighted=int(weighted),
                          rows=view(rows, "rows"))
     library().call("gather", args, stream_of(x))
+    if 0 <= live < shape[0]:
+        rows[live:].zero_()
     return rows
 
 
 @_gather.register_fake
-def _(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool) -> torch.Tensor:
+def _(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool, live: int) -> torch.Tensor:
     return x.new_empty((x.shape[0] * top_k, x.shape[1]))
 
 
-@operator("combine", "(Tensor rows, Tensor[] plan, SymInt tokens, SymInt top_k, bool weighted) -> Tensor")
-def _combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool) -> torch.Tensor:
+@operator("combine",
+          "(Tensor rows, Tensor[] plan, SymInt tokens, SymInt top_k, bool weighted, SymInt live) -> Tensor")
+def _combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool,
+             live: int) -> torch.Tensor:  # live: for the gradient
     return _run_combine(rows, plan, tokens, top_k, weighted)
 
 
@@ -235,7 +249,7 @@ def _run_combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_
 
 
 @_combine.register_fake
-def _(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool) -> torch.Tensor:
+def _(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool, live: int) -> torch.Tensor:
     return rows.new_empty((tokens, rows.shape[1]))
 
 
@@ -260,33 +274,33 @@ def _(left: torch.Tensor, right: torch.Tensor, plan: list[torch.Tensor], tokens:
 
 
 def _gather_context(ctx, inputs, output) -> None:
-    x, plan, ctx.top_k, ctx.weighted = inputs
+    x, plan, ctx.top_k, ctx.weighted, ctx.live = inputs
     ctx.save_for_backward(x, *plan)
 
 
 def _combine_context(ctx, inputs, output) -> None:
-    rows, plan, ctx.tokens, ctx.top_k, ctx.weighted = inputs
+    rows, plan, ctx.tokens, ctx.top_k, ctx.weighted, ctx.live = inputs
     ctx.save_for_backward(rows, *plan)
 
 
 def _gather_gradient(ctx, d_rows: torch.Tensor):
     x, *plan = ctx.saved_tensors
-    dx = torch.ops.moe64.combine(d_rows, plan, x.shape[0], ctx.top_k, ctx.weighted)
+    dx = torch.ops.moe64.combine(d_rows, plan, x.shape[0], ctx.top_k, ctx.weighted, ctx.live)
     weight = None
     if ctx.weighted:
-        plain = torch.ops.moe64.gather(x, plan, ctx.top_k, False)
+        plain = torch.ops.moe64.gather(x, plan, ctx.top_k, False, ctx.live)
         weight = torch.ops.moe64.slot_weight_gradient(d_rows, plain, plan, x.shape[0], ctx.top_k)
-    return dx, [None, None, None, weight, None], None, None
+    return dx, [None, None, None, weight, None], None, None, None
 
 
 def _combine_gradient(ctx, dy: torch.Tensor):
     rows, *plan = ctx.saved_tensors
-    d_rows = torch.ops.moe64.gather(dy, plan, ctx.top_k, ctx.weighted)
+    d_rows = torch.ops.moe64.gather(dy, plan, ctx.top_k, ctx.weighted, ctx.live)
     weight = None
     if ctx.weighted:
-        plain = torch.ops.moe64.gather(dy, plan, ctx.top_k, False)
+        plain = torch.ops.moe64.gather(dy, plan, ctx.top_k, False, ctx.live)
         weight = torch.ops.moe64.slot_weight_gradient(rows, plain, plan, ctx.tokens, ctx.top_k)
-    return d_rows, [None, None, None, weight, None], None, None, None
+    return d_rows, [None, None, None, weight, None], None, None, None, None
 
 
 _gather.register_autograd(_gather_gradient, setup_context=_gather_context)
@@ -297,10 +311,10 @@ class _EagerGather(torch.autograd.Function):
     """The operator gather and its gradient without PyTorch's dispatch of operators."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, top_k: int, weighted: bool, *plan: torch.Tensor) -> torch.Tensor:
-        ctx.tokens, ctx.top_k, ctx.weighted = x.shape[0], top_k, weighted
+    def forward(ctx, x: torch.Tensor, top_k: int, weighted: bool, live: int, *plan: torch.Tensor) -> torch.Tensor:
+        ctx.tokens, ctx.top_k, ctx.weighted, ctx.live = x.shape[0], top_k, weighted, live
         ctx.save_for_backward(*plan, *([x] if weighted else []))
-        return _run_gather(x, list(plan), top_k, weighted)
+        return _run_gather(x, list(plan), top_k, weighted, live)
 
     @staticmethod
     @once_differentiable
@@ -308,18 +322,19 @@ class _EagerGather(torch.autograd.Function):
         plan, rest = list(ctx.saved_tensors[:5]), ctx.saved_tensors[5:]
         dx = _run_combine(d_rows, plan, ctx.tokens, ctx.top_k, ctx.weighted) if ctx.needs_input_grad[0] else None
         weight = None
-        if ctx.weighted and ctx.needs_input_grad[6]:
-            plain = _run_gather(rest[0], plan, ctx.top_k, False)
+        if ctx.weighted and ctx.needs_input_grad[7]:
+            plain = _run_gather(rest[0], plan, ctx.top_k, False, ctx.live)
             weight = _run_slot_weight_gradient(d_rows, plain, plan, ctx.tokens, ctx.top_k)
-        return dx, None, None, None, None, None, weight, None
+        return dx, None, None, None, None, None, None, weight, None
 
 
 class _EagerCombine(torch.autograd.Function):
     """The operator combine and its gradient, likewise."""
 
     @staticmethod
-    def forward(ctx, rows: torch.Tensor, tokens: int, top_k: int, weighted: bool, *plan: torch.Tensor) -> torch.Tensor:
-        ctx.tokens, ctx.top_k, ctx.weighted = tokens, top_k, weighted
+    def forward(ctx, rows: torch.Tensor, tokens: int, top_k: int, weighted: bool, live: int,
+                *plan: torch.Tensor) -> torch.Tensor:
+        ctx.tokens, ctx.top_k, ctx.weighted, ctx.live = tokens, top_k, weighted, live
         ctx.save_for_backward(*plan, *([rows] if weighted else []))
         return _run_combine(rows, list(plan), tokens, top_k, weighted)
 
@@ -327,12 +342,16 @@ class _EagerCombine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy: torch.Tensor):  # type: ignore[override]
         plan, rest = list(ctx.saved_tensors[:5]), ctx.saved_tensors[5:]
-        d_rows = _run_gather(dy, plan, ctx.top_k, ctx.weighted) if ctx.needs_input_grad[0] else None
+        d_rows = _run_gather(dy, plan, ctx.top_k, ctx.weighted, ctx.live) if ctx.needs_input_grad[0] else None
         weight = None
-        if ctx.weighted and ctx.needs_input_grad[7]:
-            plain = _run_gather(dy, plan, ctx.top_k, False)
+        if ctx.weighted and ctx.needs_input_grad[8]:
+            plain = _run_gather(dy, plan, ctx.top_k, False, ctx.live)
             weight = _run_slot_weight_gradient(rest[0], plain, plan, ctx.tokens, ctx.top_k)
-        return d_rows, None, None, None, None, None, None, weight, None
+        return d_rows, None, None, None, None, None, None, None, weight, None
+
+
+def _known(plan: RoutingPlan) -> int:
+    return -1 if plan.live is None else plan.live
 
 
 def gather(x: torch.Tensor, plan: RoutingPlan, *, weighted: bool = False) -> torch.Tensor:
@@ -340,21 +359,29 @@ def gather(x: torch.Tensor, plan: RoutingPlan, *, weighted: bool = False) -> tor
 
     Plain types and bytes; codes are refused, because their scales would have to move along. Rows past the last one are
     zero. Differentiable: its gradient is combine.
+
+        >>> p = moe64.plan(torch.tensor([[1, 0], [0, -1]]), experts=2)
+        >>> moe64.gather(torch.tensor([[1.0], [2.0]]), p).flatten().tolist()
+        [1.0, 2.0, 1.0, 0.0]
     """
     if x.dim() != 2 or x.shape[0] != plan.tokens:
         raise ShapeMismatchError(f"[gather] x is {list(x.shape)}, expected [{plan.tokens}, hidden]")
     if alone(x):
-        return _EagerGather.apply(x, plan.top_k, weighted, *plan.arrays())
-    return torch.ops.moe64.gather(x, plan.arrays(), plan.top_k, weighted)
+        return _EagerGather.apply(x, plan.top_k, weighted, _known(plan), *plan.arrays())
+    return torch.ops.moe64.gather(x, plan.arrays(), plan.top_k, weighted, _known(plan))
 
 
 def combine(rows: torch.Tensor, plan: RoutingPlan, *, weighted: bool = True) -> torch.Tensor:
     """y[token] = sum over k of the slot's row, times its weight if `weighted`: float32 sums in slot order, one rounding.
 
     A slot without a row adds nothing; a token without rows becomes zero. Differentiable: its gradient is gather.
+
+        >>> p = moe64.plan(torch.tensor([[1, 0], [0, -1]]), experts=2, weights=torch.full((2, 2), 0.5))
+        >>> moe64.combine(torch.tensor([[1.0], [2.0], [3.0], [9.0]]), p).flatten().tolist()
+        [2.0, 1.0]
     """
     if rows.dim() != 2 or rows.shape[0] != plan.tokens * plan.top_k:
         raise ShapeMismatchError(f"[combine] rows is {list(rows.shape)}, expected [{plan.tokens * plan.top_k}, hidden]")
     if alone(rows):
-        return _EagerCombine.apply(rows, plan.tokens, plan.top_k, weighted, *plan.arrays())
-    return torch.ops.moe64.combine(rows, plan.arrays(), plan.tokens, plan.top_k, weighted)
+        return _EagerCombine.apply(rows, plan.tokens, plan.top_k, weighted, _known(plan), *plan.arrays())
+    return torch.ops.moe64.combine(rows, plan.arrays(), plan.tokens, plan.top_k, weighted, _known(plan))

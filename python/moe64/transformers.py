@@ -25,6 +25,7 @@ from transformers.activations import ACT2FN, GELUActivation
 from transformers.integrations import finegrained_fp8, moe
 
 from . import lora
+from ._torch import hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
@@ -126,7 +127,11 @@ def _matrix(module: nn.Module, name: str, fused: bool) -> "torch.Tensor | Quanti
 
 
 def weights_of(module: nn.Module, factors: dict[str, Lora] | None = None) -> ExpertWeights:
-    """The weights of an experts module of Transformers as moe64 sees them, without copying."""
+    """The weights of an experts module of Transformers as moe64 sees them, without copying.
+
+        >>> moe64.explain(moe64.transformers.weights_of(model.model.layers[3].mlp.experts))[0]
+        'w8a16'
+    """
     act = activation_of(module) or Activation("silu_glu" if getattr(module, "has_gate", True) else "silu")
     factors = factors or {}
     first = "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
@@ -172,7 +177,7 @@ class _Seen:
 
 def _described(module: nn.Module, factors: dict[str, Lora]) -> tuple[ExpertWeights, bool]:
     """The weights of a module, and whether the fused layer serves it; remembered where nothing is differentiated."""
-    keeps = not (factors or torch.is_grad_enabled() or torch.compiler.is_compiling())
+    keeps = not (factors or torch.is_grad_enabled() or torch.compiler.is_compiling() or hooks_that_offload(module))
     if keeps:
         seen = module.__dict__.get(_Seen.NAME)
         if seen is not None and seen.holds(module):
@@ -186,7 +191,10 @@ def _described(module: nn.Module, factors: dict[str, Lora]) -> tuple[ExpertWeigh
 
 def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
                     top_k_weights: torch.Tensor, *more: object) -> torch.Tensor:
-    """What Transformers calls: the output of `module` with the shape and type of hidden_states."""
+    """What Transformers calls: the output of `module` with the shape and type of hidden_states.
+
+        >>> y = moe64.transformers.experts_forward(model.model.layers[3].mlp.experts, x, ids, torch.ones(ids.shape))
+    """
     if more:
         raise InvalidArgumentError(f"[transformers] {type(module).__name__} passes {len(more)} more arguments than hidden "
                                    "states, ids and weights: moe64 does not know what they mean")
@@ -245,7 +253,10 @@ def _with_own_gate(module: Any, x: torch.Tensor, ids: torch.Tensor, top_k_weight
 
 
 def register() -> None:
-    """Adds "moe64" to both experts interfaces; done by the import of this module."""
+    """Adds "moe64" to both experts interfaces; done by the import of this module.
+
+        >>> moe64.transformers.register()
+    """
     found = tuple(int(word) for word in hf.__version__.split(".")[:2])
     if found < _OLDEST:
         raise LibraryError(f"[transformers] version {hf.__version__} takes no experts implementation of others: 5.7 or "

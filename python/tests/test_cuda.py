@@ -151,11 +151,38 @@ def test_permutations_of_known_size_do_not_wait():
         rows, _, row_id_map = te.moe_permute_with_probs(x, weights, mask, 64 * K)
         te.moe_unpermute(rows, row_id_map, weights, restore_shape=x.shape).backward(torch.ones_like(x))
 
-    for call, most in ((index, 0), (masked, 1)):
+    def padded():
+        rows, _, row_id_map, offsets, _ = te.moe_permute_and_pad_with_probs(x, weights, mask, mask.sum(0), 16)
+        te.moe_unpermute(rows, row_id_map, weights, pad_offsets=offsets).backward(torch.ones_like(x))
+
+    def chunks():
+        sizes, order = torch.full((4,), 16, device="cuda"), torch.arange(3, -1, -1, device="cuda")
+        te.moe_sort_chunks_by_index(x, sizes, order).backward(torch.ones_like(x))
+
+    for call, most in ((index, 0), (masked, 1), (padded, 1), (chunks, 0)):
         call()
         with Waiting() as waiting:
             call()
         assert waiting.times == most, [str(one.message) for one in waiting.warnings]
+
+
+def test_permutations_in_a_graph():
+    from moe64.compat import transformer_engine as te
+    x, ids, probs = torch.randn(64, H, device="cuda"), torch.randint(-1, E, (64, K), device="cuda"), torch.rand(64, K, device="cuda")
+
+    def call():
+        rows, row_id_map = te.moe_permute(x, ids, 64 * K, map_type="index")
+        return rows, te.moe_unpermute(rows, row_id_map, probs, map_type="index")
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    x.normal_()
+    ids.copy_(torch.randint(-1, E, ids.shape, device="cuda"))
+    graph.replay()
+    for one, other in zip(captured, call()):
+        assert torch.equal(one, other)
 
 
 def test_a_layer_does_not_wait():
@@ -165,6 +192,22 @@ def test_a_layer_does_not_wait():
     with Waiting() as waiting:
         moe64.experts(x, ids, factors, weights).backward(torch.ones_like(x))
     assert waiting.times == 0, [str(one.message) for one in waiting.warnings]
+
+
+def test_training_beside_codes_adds_no_copy_of_a_stack():
+    experts, hidden, inter, tokens = 64, 2048, 1024, 64
+    weights = moe64.ExpertWeights(*(moe64.quantize(torch.randn(shape, device="cuda", dtype=torch.bfloat16), "block:128x128")
+                                    for shape in ((experts, 2 * inter, hidden), (experts, hidden, inter))))
+    layer = moe64.Experts.from_weights(weights).add_lora(8, dtype=torch.bfloat16)
+    x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    ids, factors = torch.randint(0, experts, (tokens, 4), device="cuda"), torch.rand(tokens, 4, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    layer(x, ids, factors).float().square().sum().backward()
+    assert x.grad is not None and layer.gate_up_lora_a.grad is not None
+    added = torch.cuda.max_memory_allocated() - before
+    assert added < weights.gate_up.weights.values.numel() / 4, added
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 40 << 30, reason="needs 40 GiB")

@@ -368,3 +368,21 @@ def test_explain_says_mode_and_reason():
     assert mode == "w8a16" and reason
     assert moe64.explain(moe64.ExpertWeights(*stacks()))[0] == "native"
     assert ctypes.sizeof(_c.Tensor) == 64
+
+
+def test_no_copy_of_a_stack_is_ever_made(monkeypatch):
+    """All memory of a call is asked for here: for few tokens it is a small part of what the codes take."""
+    experts, hidden, inter, tokens = 32, 512, 256, 3
+    gate_up, down = (moe64.quantize(torch.randn(shape), "block:128x128")
+                     for shape in ((experts, 2 * inter, hidden), (experts, hidden, inter)))
+    weights = moe64.ExpertWeights(gate_up, down)
+    layer = moe64.Experts.from_weights(weights).add_lora(4)
+    x = torch.randn(tokens, hidden, requires_grad=True)
+    asked, empty = [], moe64.layer.bytes_on
+    monkeypatch.setattr(moe64.layer, "bytes_on", lambda count, device: asked.append(count) or empty(count, device))
+    y = layer(x, torch.randint(0, experts, (tokens, 2)), torch.rand(tokens, 2))
+    y.sum().backward()
+    templates = layer_of(*flatten(layer.weights())).templates.values()
+    asked += [scratch for _, scratch in templates]
+    assert len(asked) == 3 and max(asked) > 0  # saved, the scratch of backward and that of forward
+    assert sum(asked) < gate_up.values.numel() / 8

@@ -266,3 +266,20 @@ def test_each_experts_factors_are_contiguous():
         for factors in (weights.gate_up.lora, weights.down.lora):
             assert factors.a.is_contiguous() and factors.b.is_contiguous()
     assert len(seen) == 2 and lora.active_factors(model) == {}
+
+
+def test_pefts_own_sum_on_packed_codes_is_refused():
+    """Four-bit codes are bytes: PEFT takes them for a type that it may add to."""
+    class Packed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down_proj = torch.nn.Parameter(torch.zeros(4, 16, 8, dtype=torch.int8), requires_grad=False)
+
+        def forward(self, x, ids, weights):
+            return self.down_proj
+
+    model = get_peft_model(Wrapped(Packed()), LoraConfig(r=3, target_parameters=["mlp.experts.down_proj"], target_modules=[]))
+    with pytest.raises(moe64.UnsupportedError, match="torch.int8 codes of down_proj without their scale"):
+        model(None, None, None)
+    with pytest.raises(moe64.UnsupportedError, match="without their scale"):
+        model.merge_adapter()

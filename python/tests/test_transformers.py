@@ -1,5 +1,6 @@
 """moe64 as experts_implementation: the same outputs and gradients as Transformers' own experts, family by family."""
 
+import importlib
 import inspect
 import types
 
@@ -136,6 +137,42 @@ def test_an_unknown_gate_is_called_not_assumed():
     dy = torch.randn_like(ours)
     for one, other in zip(torch.autograd.grad(ours, inputs, dy), torch.autograd.grad(theirs, inputs, dy)):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+GATES = {"minimax_m3_vl.MiniMaxM3VLExperts": moe64.Activation("gptoss_glu", 1.702, 0.5),
+         "deepseek_v4.DeepseekV4Experts": moe64.Activation("clamped_silu_glu", limit=0.5),
+         "step3p7.Step3p7Experts": None, "beam.BeamExperts": None}  # None: the class itself is called
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates_of_other_families(name, device):
+    """Classes that have a gate of their own, against their own loops; those that are not known here are called."""
+    family, kind = name.split(".")
+    try:
+        found = getattr(importlib.import_module(f"transformers.models.{family}.modeling_{family}"), kind)
+    except (ImportError, AttributeError):
+        pytest.skip(f"Transformers {transformers.__version__} has no {kind}")
+    from transformers.integrations.moe import use_experts_implementation
+    decorated = found if hasattr(found.__init__, "__wrapped__") else use_experts_implementation(found)
+    settings = types.SimpleNamespace(hidden_size=64, intermediate_size=24, moe_intermediate_size=24, num_local_experts=4,
+                                     num_experts=4, hidden_act="silu", swiglu_limit=0.5, swiglu_alpha=1.702)
+    module = decorated(settings).to(device)
+    if name.startswith("step3p7"):
+        module.limit = 0.3
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.3)
+    assert moe64.transformers.activation_of(module) == GATES[name]
+    x = torch.randn(9, 64, device=device, requires_grad=True)
+    ids, weights = torch.randint(0, 5, (9, 3), device=device), torch.rand(9, 3, device=device, requires_grad=True)
+    inputs = (x, weights, *module.parameters())
+    results = []
+    for implementation in ("moe64", "eager"):
+        settings._experts_implementation = implementation
+        y = module(x, ids, weights)
+        results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+    for one, other in zip(*results):
+        near(one, other, 1e-4, name)
 
 
 def fp8_experts(hidden=128, inter=64, block=(32, 64), experts=4, **config):
@@ -308,7 +345,37 @@ def test_generate_uses_moe64_in_prefill_and_decode(monkeypatch):
     assert calls == [5, 5] + [1, 1] * 5  # two layers: the prompt, then five tokens one by one
 
 
-def test_a_whole_model_compiles_without_a_break():
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_a_whole_model_compiles_without_a_break(family, device):
+    model = tiny(family).to(device)
+    model.set_experts_implementation("moe64")
+    tokens = torch.randint(0, 97, (2, 6), device=device)
+
+    def logits(tokens):
+        return model(tokens, use_cache=False).logits
+
+    compiled = torch.compile(logits, fullgraph=True, backend="aot_eager")
+    try:
+        compiled(tokens)
+    except Exception:  # is it the rest of the model?
+        torch._dynamo.reset()
+        model.set_experts_implementation("grouped_mm")
+        try:
+            compiled(tokens)
+        except Exception:
+            pytest.skip(f"Transformers {transformers.__version__} does not compile {family} with experts of its own either")
+        raise
+    results = []
+    for call in (compiled, logits):
+        model.zero_grad()
+        y = call(tokens)
+        y.square().mean().backward()
+        results.append([y.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for one, other in zip(*results, strict=True):
+        near(one, other, 1e-5, family)
+
+
+def test_experts_compile_to_the_same_bits():
     model = tiny("qwen3_moe").eval()
     model.set_experts_implementation("moe64")
     experts = model.model.layers[0].mlp.experts

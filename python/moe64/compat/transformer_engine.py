@@ -7,10 +7,10 @@ without tokens gives zero rows, `num_out_tokens` below the number of routed slot
 of zeros, any top_k, hidden size, dtype that moves, device and stream, float32 sums, and gradients that are zero for rows
 and slots without a partner. A routed slot whose probability is 0 keeps its row.
 
-When they wait for a GPU: index maps with `num_out_tokens` never; mask maps with it once, in the permutation, because how
-many experts a token has at most stands only on the device (a map that moe_permute made remembers it for moe_unpermute);
-without it the shape of the output has to be read too, and the padded permutation compares its counts. `moe64.plan`,
-`gather` and `combine` never wait. On a GPU the rows of a map are not checked to occur once each.
+When they wait for a GPU: index maps with `num_out_tokens` never; mask maps once in the permutation, padded or not,
+because how many experts a token has at most stands only on the device (a map that came from here remembers it for
+moe_unpermute); index maps without `num_out_tokens` once, for the shape of the output. `moe64.plan`, `gather` and `combine`
+never wait. On a GPU the rows of a map are not checked to occur once each.
 """
 
 from __future__ import annotations
@@ -18,119 +18,11 @@ from __future__ import annotations
 import torch
 
 from ..errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError
-from ..routing import RoutingPlan, combine, gather
+from ._rows import (Mask, PaddedRows, ReorderedRows, SomeRows, as_bytes, from_map, index_plan, inverse, k_major, merge,
+                    on_host, remembered, rows_of)
 
 __all__ = ["moe_permute", "moe_permute_and_pad_with_probs", "moe_permute_with_probs", "moe_sort_chunks_by_index",
            "moe_sort_chunks_by_index_with_probs", "moe_unpermute"]
-
-
-# ---- plans from maps ----------------------------------------------------------------------------
-
-def _plan(rows: torch.Tensor, factors: torch.Tensor | None) -> RoutingPlan:
-    """A plan from rows [tokens, top_k] int64, -1 for none: every row from 0 to the largest occurs once."""
-    tokens, top_k = rows.shape
-    flat = rows.reshape(-1)
-    valid = flat >= 0
-    kept = valid.sum()
-    if not rows.is_cuda and kept and flat.max() != kept - 1:
-        raise InvalidArgumentError(f"[permutation] the map has {int(kept)} rows but the largest is {int(flat.max())}: some "
-                                   "rows are missing or named twice")
-    slots = torch.arange(flat.numel(), device=rows.device)
-    row_to_slot = _scattered(flat, slots, flat.numel())
-    if not rows.is_cuda and kept and row_to_slot[:kept].min() < 0:
-        raise InvalidArgumentError("[permutation] the map names a row twice")
-    weight = valid.to(torch.float32)
-    if factors is not None:
-        weight = torch.where(valid, factors.reshape(-1).to(torch.float32), 0.0)
-    return RoutingPlan(tokens, top_k, 1, _begin(kept), row_to_slot.clamp(min=0), flat, weight, _status(kept, flat.numel()))
-
-
-def _scattered(places: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
-    """[count] int64 with values at places; -1 where there is none. Places below 0 or from count on are left out."""
-    places = torch.where((places >= 0) & (places < count), places, count)
-    return torch.full((count + 1,), -1, dtype=torch.int64, device=places.device).scatter(0, places, values)[:-1]
-
-
-def _begin(kept: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(kept.reshape(1), (1, 0))
-
-
-def _status(kept: torch.Tensor, slots: int) -> torch.Tensor:
-    """kept, skipped, elsewhere, dropped, invalid, first_invalid: filled on the device, nothing is sent there."""
-    first_invalid = torch.full_like(kept, -1).reshape(1)
-    return torch.cat((kept.reshape(1), (slots - kept).reshape(1), kept.new_zeros(3), first_invalid))
-
-
-def _merge(inp: torch.Tensor, rows: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
-    """y[t] = sum over k of factor * inp[row]; rows that inp does not have count as none."""
-    rows = torch.where(rows < inp.shape[0], rows, -1)
-    missing = rows.numel() - inp.shape[0]
-    padded = torch.nn.functional.pad(inp, (0, 0, 0, missing)) if missing > 0 else inp[: rows.numel()]
-    return combine(padded, _plan(rows, factors), weighted=factors is not None)
-
-
-def _limited(rows: torch.Tensor, wanted: int) -> tuple[torch.Tensor, int]:
-    """Rows below `wanted` (0 or less: all of them), and how many rows the output has."""
-    if wanted <= 0:
-        return rows, int((rows >= 0).sum())
-    return torch.where(rows < wanted, rows, -1), wanted
-
-
-def _rows_of(inp: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
-    if inp.element_size() == 1 and inp.dtype != torch.uint8:  # codes are moved; scales of rows move by the same call
-        return _rows_of(inp.view(torch.uint8), rows, count).view(inp.dtype)
-    moved = gather(inp, _plan(rows, None))
-    if count <= moved.shape[0]:
-        return moved[:count]
-    return torch.nn.functional.pad(moved, (0, 0, 0, count - moved.shape[0]))
-
-
-# ---- index maps ---------------------------------------------------------------------------------
-
-def _index_rows(ids: torch.Tensor) -> torch.Tensor:
-    """The row of each slot in the stable order (expert, token, k); -1 for negative ids."""
-    flat = ids.reshape(-1).to(torch.int64)
-    order = torch.argsort(torch.where(flat < 0, torch.iinfo(torch.int64).max, flat), stable=True)
-    rows = torch.empty_like(order).scatter_(0, order, torch.arange(flat.numel(), device=ids.device))
-    return torch.where(flat < 0, -1, rows).view(ids.shape)
-
-
-# ---- mask maps ----------------------------------------------------------------------------------
-
-def _mask_rows(mask: torch.Tensor) -> torch.Tensor:
-    """The row of each (token, expert) in expert order; -1 where the mask is 0."""
-    chosen = mask.t().reshape(-1) != 0
-    rows = torch.where(chosen, chosen.cumsum(0) - 1, -1)
-    return rows.view(mask.shape[1], mask.shape[0]).t()
-
-
-def _to_map(rows: torch.Tensor, width: int) -> torch.Tensor:
-    """[tokens, 2 * experts + 1] int32: rows in descending order, their experts, and how many there are: at most width."""
-    if rows.numel() > torch.iinfo(torch.int32).max and int(rows.max()) > torch.iinfo(torch.int32).max:
-        raise InvalidArgumentError(f"[permutation] row {int(rows.max())} does not fit the int32 of a row_id_map: use "
-                                   "moe64.plan")
-    ordered, experts = rows.sort(dim=1, descending=True, stable=True)
-    made = torch.cat((ordered, torch.where(ordered >= 0, experts, -1), (rows >= 0).sum(1, keepdim=True)), dim=1).int()
-    made._moe64_width = (width, made._version)  # type: ignore[attr-defined]
-    return made
-
-
-def _from_map(row_id_map: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and experts [tokens, most per token] of such a map; -1 and 0 beyond a token's count."""
-    experts = (row_id_map.shape[1] - 1) // 2
-    counts = row_id_map[:, 2 * experts:].to(torch.int64)
-    most, version = getattr(row_id_map, "_moe64_width", (0, None))
-    if version is None or version != row_id_map._version:
-        most = int(counts.max()) if counts.numel() else 0
-    there = torch.arange(most, device=row_id_map.device) < counts
-    return (torch.where(there, row_id_map[:, :most].to(torch.int64), -1),
-            torch.where(there, row_id_map[:, experts: experts + most].to(torch.int64), 0))
-
-
-def _compact(rows: torch.Tensor) -> torch.Tensor:
-    """Rows [tokens, experts] as [tokens, most per token]: experts that nobody of a token chose take no slot."""
-    most = int((rows >= 0).sum(1).max()) if rows.numel() else 0
-    return rows.sort(dim=1, descending=True).values[:, :most]
 
 
 # ---- permute ------------------------------------------------------------------------------------
@@ -153,31 +45,28 @@ def moe_permute(inp: torch.Tensor, routing_map: torch.Tensor, num_out_tokens: in
     num_out_tokens  rows of the output; 0 or less: as many as there are routed slots
     max_token_num   of no effect, as there
     row_id_map      "index": [top_k * tokens] int32, k-major, -1: no row; "mask": [tokens, 2 * experts + 1] int32
+
+        >>> rows, row_id_map = te.moe_permute(torch.tensor([[1.0], [2.0]]), torch.tensor([[1], [0]]), map_type="index")
+        >>> rows.flatten().tolist(), row_id_map.tolist()
+        ([2.0, 1.0], [1, 0])
     """
     _check(inp, routing_map, map_type)
     if map_type == "index":
-        rows, count = _limited(_index_rows(routing_map), num_out_tokens)
-        return _rows_of(inp, rows, count), rows.t().reshape(-1).int()
-    rows, count = _limited(_mask_rows(routing_map), num_out_tokens)
-    compact = _compact(rows)
-    return _rows_of(inp, compact, count), _to_map(rows, compact.shape[1])
-
-
-def _permuted_probs(probs: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
-    """probs [tokens, experts] in the order of rows; 0 for rows that no slot has."""
-    flat = rows.reshape(-1)
-    slot = torch.full((count + 1,), flat.numel(), dtype=torch.int64, device=rows.device)
-    slot = slot.scatter(0, torch.where(flat >= 0, flat, count), torch.arange(flat.numel(), device=rows.device))[:-1]
-    return torch.nn.functional.pad(probs.reshape(-1), (0, 1))[slot]
+        plan, count = index_plan(routing_map, num_out_tokens)
+        return rows_of(inp, plan, count), k_major(plan.slot_to_row, (plan.tokens, plan.top_k))
+    mask = Mask(routing_map, num_out_tokens)
+    return rows_of(inp, mask.plan(), mask.count), mask.map
 
 
 def moe_permute_with_probs(inp: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor,
                            num_out_tokens: int = -1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """moe_permute of a mask, and probs [tokens, experts] moved along: (rows, their probs, row_id_map)."""
+    """moe_permute of a mask, and probs [tokens, experts] moved along: (rows, their probs, row_id_map).
+
+        >>> rows, moved, row_id_map = te.moe_permute_with_probs(x, probs, probs > 0.5)
+    """
     _check(inp, routing_map, "mask")
-    rows, count = _limited(_mask_rows(routing_map), num_out_tokens)
-    compact = _compact(rows)
-    return (_rows_of(inp, compact, count), _permuted_probs(probs, rows, count), _to_map(rows, compact.shape[1]))
+    mask = Mask(routing_map, num_out_tokens)
+    return rows_of(inp, mask.plan(), mask.count), mask.permuted(probs, mask.rows, mask.count), mask.map
 
 
 def moe_permute_and_pad_with_probs(
@@ -187,24 +76,33 @@ def moe_permute_and_pad_with_probs(
 
     Answers (rows, their probs, row_id_map, pad_offsets or None, rows per expert); row_id_map counts without padding.
     tokens_per_expert must be what the mask says: a count that disagrees is refused.
+
+        >>> mask = probs > 0.5
+        >>> rows, moved, row_id_map, offsets, sizes = te.moe_permute_and_pad_with_probs(x, probs, mask, mask.sum(0), 16)
+        >>> back = te.moe_unpermute(rows, row_id_map, probs, pad_offsets=offsets)
     """
     _check(inp, routing_map, "mask")
     if align_size < 1:
         raise InvalidArgumentError(f"[moe_permute_and_pad_with_probs] align_size is {align_size}")
     counts = (routing_map != 0).sum(0)
-    if tokens_per_expert.shape != counts.shape or not torch.equal(tokens_per_expert.to(counts), counts):
+    target = (counts + align_size - 1) // align_size * align_size
+    given = tokens_per_expert.to(counts) if tokens_per_expert.shape == counts.shape else counts + 1
+    mask = Mask(routing_map, -1, target.sum(), (given != counts).sum())
+    total, wrong = mask.more
+    if wrong:
         raise InvalidArgumentError(f"[moe_permute_and_pad_with_probs] tokens_per_expert is {tokens_per_expert.tolist()}, "
                                    f"the routing map has {counts.tolist()}")
-    permuted, permuted_probs, row_id_map = moe_permute_with_probs(inp, probs, routing_map)
-    target = (counts + align_size - 1) // align_size * align_size
-    if torch.equal(target, counts):
-        return permuted, permuted_probs, row_id_map, None, target
+    plan = mask.plan()
+    if total == mask.live:
+        return rows_of(inp, plan, total), mask.permuted(probs, mask.rows, total), mask.map, None, target
     offsets = (target - counts).cumsum(0) - (target - counts)
-    place = torch.arange(permuted.shape[0], device=inp.device) + offsets.repeat_interleave(counts)
-    total = int(target.sum())
-    padded = permuted.new_zeros((total, permuted.shape[1])).index_copy(0, place, permuted)
-    padded_probs = permuted_probs.new_zeros((total,)).index_copy(0, place, permuted_probs)
-    return padded, padded_probs, row_id_map, offsets, target
+    padded = mask.rows + offsets[mask.experts]
+    places = torch.where(mask.rows >= 0, padded, total).reshape(-1)
+    tokens = torch.arange(inp.shape[0], device=inp.device)[:, None].expand(mask.rows.shape).reshape(-1)
+    source = places.new_full((total + 1,), inp.shape[0]).scatter_(0, places, tokens)[:-1]
+    rows = PaddedRows.apply(as_bytes(inp), source, padded.reshape(-1)[plan.row_to_slot[:mask.live]], plan)
+    return (rows.view(inp.dtype) if rows.dtype != inp.dtype else rows, mask.permuted(probs, padded, total), mask.map,
+            offsets, target)
 
 
 # ---- unpermute ----------------------------------------------------------------------------------
@@ -217,6 +115,10 @@ def moe_unpermute(inp: torch.Tensor, row_id_map: torch.Tensor, merging_probs: to
     merging_probs  "index": [tokens, top_k]; "mask": [tokens, experts]; without it rows are added as they are
     restore_shape  [tokens, hidden]; an index map without merging_probs needs it to know top_k, else top_k is 1
     pad_offsets    of moe_permute_and_pad_with_probs
+
+        >>> rows, row_id_map = te.moe_permute(torch.tensor([[1.0], [2.0]]), torch.tensor([[1], [0]]), map_type="index")
+        >>> te.moe_unpermute(rows * 10, row_id_map, map_type="index").flatten().tolist()
+        [10.0, 20.0]
     """
     factors = merging_probs if merging_probs is not None else probs
     if map_type == "index":
@@ -228,21 +130,23 @@ def moe_unpermute(inp: torch.Tensor, row_id_map: torch.Tensor, merging_probs: to
         if tokens * top_k != row_id_map.numel():
             raise ShapeMismatchError(f"[moe_unpermute] row_id_map has {row_id_map.numel()} slots, expected {tokens} tokens "
                                      f"times {top_k}")
-        return _merge(inp, row_id_map.reshape(top_k, tokens).t().to(torch.int64), factors)
+        turned = row_id_map.reshape(top_k, tokens).t()
+        return merge(inp, torch.empty((tokens, top_k), dtype=torch.int64, device=inp.device).copy_(turned), factors, None)
     if map_type != "mask":
         raise InvalidArgumentError(f"[moe_unpermute] map_type is '{map_type}', neither index nor mask")
-    rows, experts = _from_map(row_id_map)
+    rows, experts = from_map(row_id_map)
     if restore_shape is not None and tuple(restore_shape) != (rows.shape[0], inp.shape[1]):
         raise ShapeMismatchError(f"[moe_unpermute] restore_shape is {list(restore_shape)}, the map has {rows.shape[0]} tokens "
                                  f"and inp {inp.shape[1]} columns")
     if rows.shape[1] == 0:
         return inp.new_zeros((rows.shape[0], inp.shape[1])) + inp.sum() * 0
+    known = remembered(row_id_map)
+    live = None if known is None else known[1]
     if pad_offsets is not None:
-        place = torch.zeros(int((rows >= 0).sum()) + 1, dtype=torch.int64, device=inp.device)
-        padded = rows + pad_offsets.to(torch.int64)[experts]
-        place = place.scatter(0, torch.where(rows >= 0, rows, place.numel() - 1).reshape(-1), padded.reshape(-1))[:-1]
-        inp = inp.index_select(0, place)
-    return _merge(inp, rows, None if factors is None else factors.gather(1, experts))
+        live = int((rows >= 0).sum()) if live is None else live
+        padded = (rows + pad_offsets.to(torch.int64)[experts]).reshape(-1)
+        inp = SomeRows.apply(inp, padded[inverse(rows)[:live]])
+    return merge(inp, rows, None if factors is None else factors.gather(1, experts), live)
 
 
 # ---- chunks -------------------------------------------------------------------------------------
@@ -256,6 +160,11 @@ def _chunk_source(rows: int, split_sizes: torch.Tensor, sorted_index: torch.Tens
                                  f"{list(order.shape)}")
     if sizes.numel() == 0:
         return torch.arange(rows, device=device)
+    if on_host(sizes):
+        if not torch.equal(order.sort().values, torch.arange(order.numel())):
+            raise InvalidArgumentError(f"[moe_sort_chunks_by_index] sorted_index is {order.tolist()}, no permutation")
+        if int(sizes.min()) < 0 or int(sizes.sum()) > rows:
+            raise ShapeMismatchError(f"[moe_sort_chunks_by_index] split_sizes is {sizes.tolist()}, inp has {rows} rows")
     begin = sizes.cumsum(0) - sizes
     moved = sizes[order]
     end = moved.cumsum(0)
@@ -266,12 +175,19 @@ def _chunk_source(rows: int, split_sizes: torch.Tensor, sorted_index: torch.Tens
 
 
 def moe_sort_chunks_by_index(inp: torch.Tensor, split_sizes: torch.Tensor, sorted_index: torch.Tensor) -> torch.Tensor:
-    """Chunks of rows, split_sizes [n] long, in the order of sorted_index [n]; chunks may be empty."""
-    return inp.index_select(0, _chunk_source(inp.shape[0], split_sizes, sorted_index).to(inp.device))
+    """Chunks of rows, split_sizes [n] long, in the order of sorted_index [n]; chunks may be empty.
+
+        >>> te.moe_sort_chunks_by_index(torch.arange(5), torch.tensor([2, 3]), torch.tensor([1, 0])).tolist()
+        [2, 3, 4, 0, 1]
+    """
+    return ReorderedRows.apply(inp, _chunk_source(inp.shape[0], split_sizes, sorted_index).to(inp.device))
 
 
 def moe_sort_chunks_by_index_with_probs(inp: torch.Tensor, probs: torch.Tensor, split_sizes: torch.Tensor,
                                         sorted_index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and probs [rows] moved along."""
+    """The same, and probs [rows] moved along.
+
+        >>> y, moved = te.moe_sort_chunks_by_index_with_probs(x, probs[:, 0], torch.tensor([3, 2]), torch.tensor([1, 0]))
+    """
     source = _chunk_source(inp.shape[0], split_sizes, sorted_index).to(inp.device)
-    return inp.index_select(0, source), probs.index_select(0, source)
+    return ReorderedRows.apply(inp, source), ReorderedRows.apply(probs, source)

@@ -36,6 +36,9 @@ def weight_dequant_block(x: torch.Tensor, s: torch.Tensor, block_size: "int | tu
     """x [rows, cols] times the scale of its block, s [ceil(rows / block), ceil(cols / block)].
 
     A grid of another shape is refused: it would read past its end, or scale by the wrong block.
+
+        >>> unsloth.weight_dequant_block(codes, scales, 128, torch.float32).shape
+        torch.Size([128, 256])
     """
     if x.dim() != 2 or s.dim() != 2:
         raise ShapeMismatchError(f"[weight_dequant_block] x is {list(x.shape)} and s {list(s.shape)}, expected two dimensions")
@@ -67,6 +70,8 @@ def weight_dequant(x: torch.Tensor, s: torch.Tensor, dtype: torch.dtype = torch.
     A [n, 1] scale is a row scale if n is the number of rows, and a grid of one column if n is the number of row blocks;
     where both would fit, with blocks of one row, they are the same. A transposed x (its columns scaled by s) is taken as
     such only if it is not square.
+
+        >>> w = unsloth.weight_dequant(codes, torch.rand(128, 1))
     """
     if s is None:
         raise MissingScaleError(f"[weight_dequant] x is {x.dtype} and has no scale")
@@ -88,6 +93,10 @@ def act_quant(x: torch.Tensor, block_size: int = 128) -> tuple[torch.Tensor, tor
     """Codes and scales of x [..., cols], one scale per `block_size` values along the last dimension, the last partial.
 
     scale = largest / 448, 1 for zeros; y = x / scale.
+
+        >>> y, s = unsloth.act_quant(torch.randn(3, 200))
+        >>> y.dtype, s.shape
+        (torch.float8_e4m3fn, torch.Size([3, 2]))
     """
     flat = x.reshape(-1, x.shape[-1])
     q = quantize(flat.contiguous() if flat.stride(-1) != 1 else flat, Granularity("group", 0, block_size))
@@ -104,8 +113,10 @@ def fp8_linear(X: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
     """X [..., in] times weight [out, in] of FP8 codes, plus bias, which is kept in every form.
 
     weight_scale   one value, one per row, or a grid of blocks; the block is weight.block_size, else that of the scale,
-                   else 128 x 128
+                   else 128 x 128. A grid that fits only when it is transposed is taken so
     The weight is dequantised inside the product; X and bias have gradients, the codes have none.
+
+        >>> y = unsloth.fp8_linear(torch.randn(2, 256), codes, scales, bias=torch.zeros(128))
     """
     if weight_scale is None:
         raise MissingScaleError("[fp8_linear] weight_scale is missing: codes without it mean nothing")
@@ -117,6 +128,8 @@ def fp8_linear(X: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
     scale = _as_scale(weight_scale)
     if kind is not None:
         layout, scale = Granularity(kind), scale.reshape(-1, 1)
+    elif scale.dim() == 2 and tuple(scale.shape) != layout.grid(*weight.shape) == tuple(scale.shape[::-1]):
+        scale = scale.t()  # of a weight that was transposed
     elif scale.dim() != 2 or tuple(scale.shape) != layout.grid(*weight.shape):
         raise ShapeMismatchError(f"[fp8_linear] weight_scale is {list(weight_scale.shape)}, expected "
                                  f"{list(layout.grid(*weight.shape))} for weight {list(weight.shape)} in blocks of {block}")
