@@ -111,7 +111,7 @@ def grouped_gemm(x: torch.Tensor, weights: "torch.Tensor | Quantized", plan: "Ro
         q = weights
         if q.values.requires_grad and torch.is_grad_enabled():
             raise GradientError("[grouped_gemm] weights require a gradient, but quantised weights have none")
-        form = f"{q.dtype or ''}/{q.scale_dtype or ''}/{q.layout}/{int(q.global_divides)}"
+        form = f"{q.dtype or ''}/{q.scale_dtype or ''}/{q.layout.text}/{int(q.global_divides)}"
         tensors: tuple = (q.values, q.scales, q.global_scale)
     else:
         form, tensors = "//none/0", (weights, None, None)

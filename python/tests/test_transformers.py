@@ -166,10 +166,11 @@ def test_gates_of_other_families(name, device):
     x = torch.randn(9, 64, device=device, requires_grad=True)
     ids, weights = torch.randint(0, 5, (9, 3), device=device), torch.rand(9, 3, device=device, requires_grad=True)
     inputs = (x, weights, *module.parameters())
+    live = ids < 4  # the loops of older Transformers do not know the sentinel: there such slots weigh nothing
     results = []
-    for implementation in ("moe64", "eager"):
+    for implementation, used_ids, used_weights in (("moe64", ids, weights), ("eager", ids.where(live, 0), weights * live)):
         settings._experts_implementation = implementation
-        y = module(x, ids, weights)
+        y = module(x, used_ids, used_weights)
         results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
     for one, other in zip(*results):
         near(one, other, 1e-4, name)
