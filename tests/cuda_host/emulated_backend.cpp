@@ -53,6 +53,8 @@ backend const& cuda_backend() {
       .plan_scratch_bytes = cpu_backend().plan_scratch_bytes,
       .multiplies_float8 = [] { return support::no("the emulation does not"); },
       .gathers_codes_once = [](dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; },
+      .layer = {},
+      .layer_counter_bytes = [](index_t, index_t, index_t) { return index_t{0}; },
   };
   return table;
 }

@@ -59,6 +59,9 @@ struct ring_barriers {
   __device__ void await_free(ring_place<Slots> const& at) const {
     await(used[at.slot], at.parity ^ 1);
   }
+  [[nodiscard]] __device__ bool is_free(ring_place<Slots> const& at) const {
+    return cutlass::arch::ClusterBarrier::test_wait(&used[at.slot], at.parity ^ 1, 1U);
+  }
 };
 
 }  // namespace moe64::cuda

@@ -1,0 +1,48 @@
+#pragma once
+
+#include "cuda/kernels/few_slots.hpp"
+#include "cuda/kernels/grouped_gemm_wgmma.hpp"
+
+/// Both products of a layer of few slots, the activation between them and the combination behind
+/// them in one launch, for sm_90a.
+namespace moe64::cuda {
+
+/// Words of 32 bits that blocks count in, zeros when the kernel begins: the next tile, then for
+/// each unit (rows that are multiplied together) arrivals in each 128 columns of the activation and
+/// how many of these have codes, then the units that each 64 outputs have.
+struct layer_counters {
+  int units;   ///< at most
+  int groups;  ///< of 128 columns of the activation
+  int outs;    ///< of 64 outputs
+
+  [[nodiscard]] constexpr int arrivals(int unit, int group) const {
+    return 1 + unit * (groups + 1) + group;
+  }
+  [[nodiscard]] constexpr int ready(int unit) const { return arrivals(unit, groups); }
+  [[nodiscard]] constexpr int done(int out) const { return arrivals(units, 0) + out; }
+  [[nodiscard]] constexpr int words() const { return done(outs); }
+};
+
+struct layer_wgmma_parameters {
+  grouped_gemm_wgmma_parameters product[2];  ///< gate_up and down
+  activate_usual_parameters activate;
+  plan_rounds_parameters plan;
+  tensor_view rows, y;  ///< [capacity, hidden] and [tokens, hidden] of one type, in eights
+  bool weighted;
+  layer_counters at;
+  std::uint32_t* counters;
+};
+
+/// Rows of a unit at most.
+inline constexpr index_t layer_unit_rows = 16;
+
+struct layer_wgmma_shape {
+  int threads;
+  index_t shared_bytes;
+};
+[[nodiscard]] layer_wgmma_shape layer_shape_of_wgmma();
+/// `type`: of everything but codes, bf16 f16. It follows plan_gather_kernel, which sets the
+/// counters.
+[[nodiscard]] kernel<layer_wgmma_parameters> layer_wgmma_kernel(dtype type);
+
+}  // namespace moe64::cuda
