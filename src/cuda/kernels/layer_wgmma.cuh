@@ -28,6 +28,8 @@ struct layer_tile : gemm_tile {
   int product, unit;
 };
 
+inline constexpr int layer_tile_slots = 2;
+
 template <class Tile>
 struct layer_memory {
   wgmma_memory<Tile> of;
@@ -35,8 +37,8 @@ struct layer_memory {
   int begins[few_slots];  ///< row of a slot with which a unit begins, or nobody
   layer_unit unit[few_slots];
   int units;
-  layer_tile tile;
-  ring_barriers<1> tiles;
+  layer_tile tile[layer_tile_slots];
+  ring_barriers<layer_tile_slots> tiles;
   int last[2];  ///< per group: whether it is the last of those that count
 };
 
@@ -68,55 +70,59 @@ class layer_reader {
   __device__ explicit layer_reader(layer_memory<Tile>& memory) : memory_(memory) {}
   __device__ bool next(layer_tile& tile) {
     memory_.tiles.await_filled(at_);
-    tile = memory_.tile;
+    tile = memory_.tile[at_.slot];
     __syncwarp();
-    if (lane_number() == 0) arrive(memory_.tiles.used[0]);
+    if (lane_number() == 0) arrive(memory_.tiles.used[at_.slot]);
     at_.next();
     return tile.expert >= 0;
   }
 
  private:
   layer_memory<Tile>& memory_;
-  ring_place<1> at_;
+  ring_place<layer_tile_slots> at_;
 };
 
-/// By one thread: tiles in the order of the queue, the next one when all have seen the last.
+/// The tiles of all units in one row: those of gate_up, then those of down.
 template <class Tile>
-__device__ void publish_layer_tiles(layer_wgmma_parameters const& p, layer_memory<Tile>& memory,
-                                    unsigned number) {
-  auto const tiles_of = [](grouped_gemm_wgmma_parameters const& product) {
-    return static_cast<unsigned>(ceil_div(product.n_part, index_t{Tile::outs}));  // narrow-ok: host
-  };
-  auto const parts = static_cast<unsigned>(p.product[0].parts);  // narrow-ok: 1 or 2
-  auto const units = static_cast<unsigned>(memory.units);        // narrow-ok: few
-  unsigned const of_gate_up = parts * tiles_of(p.product[0]), of_down = tiles_of(p.product[1]);
-  ring_place<1> at;
-  for (;; number = atomicAdd(p.counters, 1U), at.next()) {
+class layer_queue {
+ public:
+  __device__ layer_queue(layer_wgmma_parameters const& p, layer_memory<Tile> const& memory)
+      : memory_(memory),
+        parts_(static_cast<unsigned>(p.product[0].parts)),  // narrow-ok: 1 or 2
+        of_gate_up_(parts_ * tiles_of(p.product[0])),
+        of_down_(tiles_of(p.product[1])) {}
+
+  /// Without an expert where there is none.
+  [[nodiscard]] __device__ layer_tile operator[](unsigned number) const {
     layer_tile tile = {};
     tile.expert = -1;
-    unsigned const behind = number - units * of_gate_up;
-    bool const down = number >= units * of_gate_up;
-    if (!down || behind < units * of_down) {
-      unsigned const unit = down ? behind / of_down : number / of_gate_up;
-      unsigned const in_unit = down ? behind % of_down : number % of_gate_up;
-      layer_unit const& rows = memory.unit[unit];
-      // Gate and up of the same columns side by side: their activation can be had early.
-      unsigned const part = down ? 0 : in_unit % parts;
-      unsigned const first = down ? in_unit : in_unit / parts;
-      tile.expert = rows.expert;
-      tile.row = rows.row;
-      tile.rows = rows.rows;
-      tile.part = static_cast<int>(part);               // narrow-ok: 0 or 1
-      tile.out = static_cast<int>(first * Tile::outs);  // narrow-ok: host looked
-      tile.product = down ? 1 : 0;
-      tile.unit = static_cast<int>(unit);  // narrow-ok: few
-    }
-    memory.tiles.await_free(at);
-    memory.tile = tile;
-    arrive(memory.tiles.filled[0]);
-    if (tile.expert < 0) return;
+    auto const units = static_cast<unsigned>(memory_.units);  // narrow-ok: few
+    bool const down = number >= units * of_gate_up_;
+    if (down) number -= units * of_gate_up_;
+    unsigned const each = down ? of_down_ : of_gate_up_;
+    if (number >= units * each) return tile;
+    unsigned const unit = number / each, in_unit = number % each;
+    // Gate and up of the same columns side by side: their activation can be had early.
+    unsigned const parts = down ? 1 : parts_;
+    layer_unit const& rows = memory_.unit[unit];
+    tile.expert = rows.expert;
+    tile.row = rows.row;
+    tile.rows = rows.rows;
+    tile.part = static_cast<int>(in_unit % parts);              // narrow-ok: 0 or 1
+    tile.out = static_cast<int>(in_unit / parts * Tile::outs);  // narrow-ok: host looked
+    tile.product = down ? 1 : 0;
+    tile.unit = static_cast<int>(unit);  // narrow-ok: few
+    return tile;
   }
-}
+
+ private:
+  [[nodiscard]] static __device__ unsigned tiles_of(grouped_gemm_wgmma_parameters const& product) {
+    return static_cast<unsigned>(ceil_div(product.n_part, index_t{Tile::outs}));  // narrow-ok: host
+  }
+
+  layer_memory<Tile> const& memory_;
+  unsigned parts_, of_gate_up_, of_down_;
+};
 
 /// What other blocks have counted; what they wrote before is then seen.
 __device__ inline std::uint32_t counted(std::uint32_t const* counter) {
@@ -156,57 +162,86 @@ class x_watch {
   bool awaited_ = false;
 };
 
-/// As stage_loader, but weights do not wait for x.
+/// By one thread: takes tiles from the queue and has their stages filled. As stage_loader, but
+/// weights do not wait for x.
 template <class Tile>
 class layer_loader {
  public:
   __device__ layer_loader(layer_wgmma_parameters const& p, layer_memory<Tile>& memory)
-      : p_(p), memory_(memory.of), x_(p) {}
+      : p_(p), memory_(memory), queue_(p, memory), x_(p) {}
 
-  /// To ask whether x is there takes an answer of memory: where there is nothing else to do.
-  __device__ void load(layer_tile const& tile, int k_blocks) {
-    int asked = 0;  // blocks along k whose x is on its way
-    bool there = x_.is_known(tile);
-    auto const ask = [&](int end) {
-#pragma unroll 1
-      for (; asked < end; ++asked, x_at_.next()) load_x(tile, asked, x_at_.slot);
-    };
-#pragma unroll 1
-    for (int k = 0; k < k_blocks; ++k, at_.next()) {
-      if (!there && !memory_.stages.is_free(at_)) {
-        there = k - asked == Tile::stages ? x_.await(tile) : x_.is_there(tile);
-        if (there) fence_copies(), ask(k);
-      }
-      memory_.stages.await_free(at_);
-      load_weights(tile, k, at_.slot);
-      if (there) ask(k + 1);
+  /// From tile `number` on.
+  __device__ void run(unsigned number) {
+    ring_place<layer_tile_slots> to;
+    for (;; to.next()) {
+      layer_tile const tile = queue_[number];
+      memory_.tiles.await_free(to);
+      memory_.tile[to.slot] = tile;
+      arrive(memory_.tiles.filled[to.slot]);
+      if (tile.expert < 0) return;
+      index_t const k = p_.product[tile.product].k;
+      number = load(tile, static_cast<int>(ceil_div(k, stage_k)));  // narrow-ok: host looked
     }
-    if (!there) x_.await(tile), fence_copies();
-    ask(k_blocks);
   }
 
  private:
   __device__ void load_weights(layer_tile const& tile, int k, int slot) const {
     constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
-    shared_barrier& filled = memory_.stages.filled[slot];
+    shared_barrier& filled = memory_.of.stages.filled[slot];
     auto const bytes = static_cast<std::uint32_t>(  // narrow-ok: a stage
         Tile::weight_bytes + tile.eights() * 1024);
     cute::set_barrier_transaction_bytes(filled, bytes);
     cute::SM90_TMA_LOAD_3D::copy(&p_.product[tile.product].weights[tile.part], &filled, hint,
-                                 memory_.stage[slot], k * Tile::numbers::stage_k, tile.out,
+                                 memory_.of.stage[slot], k * Tile::numbers::stage_k, tile.out,
                                  tile.expert);
   }
   __device__ void load_x(layer_tile const& tile, int k, int slot) const {
     constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     static_assert(Tile::rows == 16);
     int const box = tile.eights() - 1;
-    cute::SM90_TMA_LOAD_2D::copy(&p_.product[tile.product].x[box], &memory_.stages.filled[slot],
-                                 hint, memory_.stage[slot] + Tile::weight_bytes,
+    cute::SM90_TMA_LOAD_2D::copy(&p_.product[tile.product].x[box], &memory_.of.stages.filled[slot],
+                                 hint, memory_.of.stage[slot] + Tile::weight_bytes,
                                  k * Tile::numbers::stage_k, tile.row);
   }
 
+  /// The number of the next tile. It is taken when this one is nearly on its way: not by a block
+  /// that has to wait, as long as others have not.
+  [[nodiscard]] __device__ unsigned load(layer_tile const& tile, int k_blocks) {
+    constexpr int before_end = 4;
+    auto& stages = memory_.of.stages;
+    int asked = 0;  // blocks along k whose x is on its way
+    bool there = x_.is_known(tile), taken = false;
+    unsigned next = 0;
+    auto const ask = [&](int end) {
+#pragma unroll 1
+      for (; asked < end; ++asked, x_at_.next()) load_x(tile, asked, x_at_.slot);
+    };
+#pragma unroll 1
+    for (int k = 0; k < k_blocks; ++k, at_.next()) {
+      // To ask whether x is there takes an answer of memory: where there is nothing else to do.
+      if (!there && !stages.is_free(at_)) {
+        there = k - asked == Tile::stages ? x_.await(tile) : x_.is_there(tile);
+        if (there) fence_copies(), ask(k);
+      }
+      stages.await_free(at_);
+      load_weights(tile, k, at_.slot);
+      if (!there) continue;
+      ask(k + 1);
+      if (!taken && k + before_end >= k_blocks) {
+        next = atomicAdd(p_.counters, 1U);
+        taken = true;
+      }
+    }
+    if (!there) x_.await(tile), fence_copies();
+    ask(k_blocks);
+    return taken ? next : atomicAdd(p_.counters, 1U);
+  }
+
+  static constexpr index_t stage_k = Tile::numbers::stage_k;
+
   layer_wgmma_parameters const& p_;
-  wgmma_memory<Tile>& memory_;
+  layer_memory<Tile>& memory_;
+  layer_queue<Tile> queue_;
   x_watch<Tile> x_;
   ring_place<Tile::stages> at_, x_at_;
 };

@@ -8,7 +8,7 @@ template <class Tile>
 __device__ void make_layer_barriers(layer_memory<Tile>& memory) {
   constexpr int multiplying_warps = 8, factor_warps = 2;
   memory.of.stages.make(2, multiplying_warps);
-  memory.tiles.make(1, multiplying_warps + factor_warps + 1);
+  memory.tiles.make(1, multiplying_warps + factor_warps);
   cutlass::arch::fence_barrier_init();
 }
 
@@ -40,15 +40,9 @@ __global__ void __maxnreg__(128) layer_wgmma_few(__grid_constant__ layer_wgmma_p
         steps.combine(static_cast<int>(out), 64);  // narrow-ok: host looked
       }
     }
-  } else if (warp_number() == 0) {
-    if (lane_number() == 0) publish_layer_tiles(p, memory, first_tile);
+  } else if (warp_number() < 2) {
+    if (threadIdx.x == 0) layer_loader<Tile>(p, memory).run(first_tile);
     await_earlier();
-  } else if (warp_number() == loading_warp) {
-    layer_loader<Tile> loader(p, memory);
-    while (reader.next(tile)) {
-      if (lane_number() == 0) loader.load(tile, k_blocks_of(tile));
-      __syncwarp();
-    }
   } else if (group < 0) {
     layer_factors<Tile> maker(p, memory, thread_number() - 64);
     while (reader.next(tile)) maker.make(tile, k_blocks_of(tile));
