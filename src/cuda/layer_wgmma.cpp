@@ -16,7 +16,7 @@ namespace {
 
 /// Rows that are multiplied together, where no token names an expert twice, are those of one
 /// expert: weights are read once.
-constexpr index_t most_tokens = layer_unit_rows;
+constexpr index_t most_tokens = most_layer_rows;
 /// Counters of tiles are of 32 bits, and those of outputs are set by one block.
 constexpr index_t most_width = index_t{1} << 16;
 
@@ -130,9 +130,10 @@ void run_layer(layer_calls const& calls, stream where) {
   index_t const items = plan.tokens * usual.rows->row_items.by;
   on.launch(plan_gather_kernel(calls.gather.x.type),
             {ceil_div(items, plan_gather_threads) + 1, plan_gather_threads}, first);
-  layer_wgmma_shape const shape = layer_shape_of_wgmma();
+  layer_rows const rows = plan.tokens <= 8 ? layer_rows::eight : layer_rows::sixteen;
+  layer_wgmma_shape const shape = layer_wgmma_shape_of(rows);
   on.launch(
-      layer_wgmma_kernel(calls.gather.x.type),
+      layer_wgmma_kernel(rows, calls.gather.x.type),
       {on.multiprocessors(), shape.threads, shape.shared_bytes},
       {.product = {wgmma::parameters(calls.gate_up, where), wgmma::parameters(calls.down, where)},
        .activate = {calls.activate.activation, *usual.gate, *usual.up, *usual.inner},

@@ -13,8 +13,8 @@
 /// blocks that run: so it gets them, however few blocks there is room for.
 namespace moe64::cuda {
 
-template <class Numbers>
-struct layer_tile_shape : wgmma_tile<Numbers, layer_unit_rows, 11> {
+template <class Numbers, int Rows, int Stages>
+struct layer_tile_shape : wgmma_tile<Numbers, Rows, Stages> {
   static constexpr int rows_out = 16;
   static constexpr int out_bytes = rows_out * 128;
 };
@@ -197,7 +197,7 @@ class layer_loader {
   }
   __device__ void load_x(layer_tile const& tile, int k, int slot) const {
     constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-    static_assert(Tile::rows == 16);
+    static_assert(Tile::rows <= 16);
     int const box = tile.eights() - 1;
     cute::SM90_TMA_LOAD_2D::copy(&p_.product[tile.product].x[box], &memory_.of.stages.filled[slot],
                                  hint, memory_.of.stage[slot] + Tile::weight_bytes,

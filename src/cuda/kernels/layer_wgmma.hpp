@@ -33,16 +33,17 @@ struct layer_wgmma_parameters {
   std::uint32_t* counters;
 };
 
-/// Rows of a unit at most.
-inline constexpr index_t layer_unit_rows = 16;
+/// Rows of a unit: at most 8, or at most 16.
+enum class layer_rows { eight, sixteen };
+inline constexpr index_t most_layer_rows = 16;
 
 struct layer_wgmma_shape {
   int threads;
   index_t shared_bytes;
 };
-[[nodiscard]] layer_wgmma_shape layer_shape_of_wgmma();
+[[nodiscard]] layer_wgmma_shape layer_wgmma_shape_of(layer_rows rows);
 /// `type`: of everything but codes, bf16 f16. It follows plan_gather_kernel, which sets the
 /// counters.
-[[nodiscard]] kernel<layer_wgmma_parameters> layer_wgmma_kernel(dtype type);
+[[nodiscard]] kernel<layer_wgmma_parameters> layer_wgmma_kernel(layer_rows rows, dtype type);
 
 }  // namespace moe64::cuda

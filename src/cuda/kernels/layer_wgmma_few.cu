@@ -59,19 +59,30 @@ __global__ void __maxnreg__(128) layer_wgmma_few(__grid_constant__ layer_wgmma_p
   }
 }
 
-using few_tile = layer_tile_shape<e4m3_numbers>;
+using eight_tile = layer_tile_shape<e4m3_numbers, 8, 12>;
+using sixteen_tile = layer_tile_shape<e4m3_numbers, 16, 11>;
+
+template <class Tile>
+layer_wgmma_shape shape_of() {
+  return {Tile::threads, sizeof(layer_memory<Tile>) + 1024};
+}
+template <class Tile>
+kernel<layer_wgmma_parameters> kernel_of(char const* name, dtype type) {
+  return {
+      name,
+      type == dtype::bf16 ? layer_wgmma_few<Tile, dtype::bf16> : layer_wgmma_few<Tile, dtype::f16>,
+      true};
+}
 
 }  // namespace
 
-layer_wgmma_shape layer_shape_of_wgmma() {
-  return {few_tile::threads, sizeof(layer_memory<few_tile>) + 1024};
+layer_wgmma_shape layer_wgmma_shape_of(layer_rows rows) {
+  return rows == layer_rows::eight ? shape_of<eight_tile>() : shape_of<sixteen_tile>();
 }
 
-kernel<layer_wgmma_parameters> layer_wgmma_kernel(dtype type) {
-  return {"layer_wgmma_few",
-          type == dtype::bf16 ? layer_wgmma_few<few_tile, dtype::bf16>
-                              : layer_wgmma_few<few_tile, dtype::f16>,
-          true};
+kernel<layer_wgmma_parameters> layer_wgmma_kernel(layer_rows rows, dtype type) {
+  return rows == layer_rows::eight ? kernel_of<eight_tile>("layer_wgmma_eight", type)
+                                   : kernel_of<sixteen_tile>("layer_wgmma_sixteen", type);
 }
 
 }  // namespace moe64::cuda
