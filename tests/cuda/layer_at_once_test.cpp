@@ -1,5 +1,6 @@
 // All calls of a layer at once have the bits of its calls one by one: the result, the plan, and
 // what is saved for backward.
+#include "cases/problem_case.hpp"
 #include "cuda/hopper_layer.hpp"
 #include "support/target.hpp"
 
@@ -73,6 +74,37 @@ TEST_F(layer_at_once, has_the_bits_of_its_calls) {
         }
       }
     }
+  }
+}
+
+/// y of a problem line, which must be right.
+std::vector<std::uint8_t> y_of(std::string const& line) {
+  cpu_pool pool(4);
+  problem const p = parse_problem(line + " mode=w8a8 device=cuda:0");
+  cases::problem_case c(p, {cases::data_mode::random, &pool});
+  cases::queue const queue(p.device, nullptr);
+  run(c, queue.get());
+  auto const found = c.verify(queue.get(), 1e7);
+  EXPECT_TRUE(found.ok()) << found.message();
+  tensor_view const y = c.output("y");
+  auto const* const bytes = static_cast<std::uint8_t const*>(y.data);
+  return {bytes, bytes + y.span_bytes()};
+}
+
+TEST_F(layer_at_once, takes_every_format_of_the_products) {
+  for (char const* const line :
+       {"tokens=5 hidden=256 inter=96 experts=6 top_k=2 act=gptoss_glu bias=1 io=f16 seed=2",
+        "tokens=16 hidden=384 inter=160 experts=9 top_k=8 act=clamped_silu_glu scale_dtype=e8m0",
+        "tokens=1 hidden=512 inter=256 experts=5 top_k=3 act=gelu_glu layout=interleaved",
+        "tokens=9 hidden=256 inter=128 experts=7 top_k=3 act=gelu_tanh_glu routing=sentinel:0.3",
+        "tokens=4 hidden=256 inter=224 experts=4 top_k=2 act=silu bias=1 scale_dtype=bf16",
+        "tokens=16 hidden=256 inter=224 experts=4 top_k=2 act=relu2 routing=one_expert",
+        "tokens=7 hidden=256 inter=64 experts=4 top_k=2 act=gelu io=f16",
+        "tokens=8 hidden=256 inter=64 experts=3 top_k=5",
+        "tokens=3 hidden=256 inter=96 experts=4 top_k=2 weight_on=input",
+        "tokens=3 hidden=256 inter=96 experts=4 top_k=2 scale=row"}) {
+    SCOPED_TRACE(line);
+    EXPECT_EQ(y_of(line), y_of(std::string(line) + " impl=wgmma"));
   }
 }
 
