@@ -8,7 +8,8 @@ bool forward_at_once(layer_desc const& layer, forward_operands const& operands,
                      saved_buffers const& saved, forward_buffers const& b, stream where) {
   bool const on_input = layer.weight_on == weight_placement::input;
   bool const lora = layer.gate_up.lora.present() || layer.down.lora.present();
-  if (!b.counters.present() || lora || on_input || !layer.implementation.empty()) return false;
+  if (!b.counters.present() || !saved.gate_up.present()) return false;
+  if (lora || on_input || !layer.implementation.empty()) return false;
   routing_plan const& plan = saved.plan;
   index_t const inter = layer.inter();
   bool const gated = is_gated(layer.activation.kind);
