@@ -22,7 +22,7 @@ constexpr index_t most_width = index_t{1} << 16;
 
 layer_counters counters_of(index_t slots, index_t hidden, index_t inter) {
   return {narrow<int>(slots), narrow<int>(ceil_div(inter, usual_group)),
-          narrow<int>(ceil_div(hidden, 64))};
+          narrow<int>(ceil_div(hidden, 128))};
 }
 
 /// What the kernels ask of the operands, once they are what is usual.
@@ -129,7 +129,7 @@ void run_layer(layer_calls const& calls, stream where) {
                                         .counter_words = at.words()};
   index_t const items = plan.tokens * usual.rows->row_items.by;
   on.launch(plan_gather_kernel(calls.gather.x.type),
-            {ceil_div(items, plan_gather_threads) + 1, plan_gather_threads}, first);
+            {ceil_div(items, plan_gather_threads) + 2, plan_gather_threads}, first);
   layer_rows const rows = plan.tokens <= 8 ? layer_rows::eight : layer_rows::sixteen;
   layer_wgmma_shape const shape = layer_wgmma_shape_of(rows);
   on.launch(

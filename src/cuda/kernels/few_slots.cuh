@@ -36,6 +36,22 @@ __device__ inline int few_local(plan_rounds_parameters const& p, index_t id) {
   return here ? static_cast<int>(local) : -1;  // narrow-ok: below plan_rounds_experts
 }
 
+/// Slots that a warp sorts alone, one per lane.
+inline constexpr int warp_slots = 32;
+
+/// The same by a warp, for up to warp_slots slots: nothing is written.
+__device__ inline few_slot sort_in_warp(plan_rounds_parameters const& p, index_t id) {
+  constexpr unsigned all = ~0U;
+  int const slot = lane_number();
+  int const local = slot < p.slots ? few_local(p, id) : -1;
+  unsigned const equal = __match_any_sync(all, local);
+  int const among = __popc(equal & ((1U << slot) - 1));
+  int const expert = local >= 0 && among < p.most_rows ? local : sorted_few::nobody;
+  int before = 0;
+  for (int s = 0; s < p.slots; ++s) before += __shfl_sync(all, expert, s) < expert ? 1 : 0;
+  return {id, expert, expert == sorted_few::nobody ? -1 : before + among, among};
+}
+
 /// By all threads of a block of at least few_slots, the first of which have a slot each. Ends with
 /// a barrier.
 __device__ inline few_slot sort_few(plan_rounds_parameters const& p, index_t id,

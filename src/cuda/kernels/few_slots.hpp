@@ -9,7 +9,8 @@ namespace moe64::cuda {
 inline constexpr int few_slots = 128;
 
 /// Plan, gather and quantise in one launch: blocks of plan_gather_threads with a sixteen of x per
-/// thread, each of which sorts all slots, and a last block that writes the plan.
+/// thread, each of which sorts all slots; then a block that writes the plan, and one that clears
+/// counters.
 struct plan_gather_parameters {
   plan_rounds_parameters plan;  ///< at most few_slots slots
   gather_usual_parameters gather;

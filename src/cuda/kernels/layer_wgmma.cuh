@@ -1,22 +1,24 @@
 #pragma once
 
-#include "cuda/kernels/activation.cuh"
 #include "cuda/kernels/few_slots.cuh"
 #include "cuda/kernels/grouped_gemm_wgmma_kernel.cuh"
 #include "cuda/kernels/layer_wgmma.hpp"
-#include "cuda/kernels/usual.cuh"
 
 /// The block of grouped_gemm_wgmma.cuh, which takes tiles of gate_up and then of down from one
-/// queue. Who is the last to write a piece of gate_up makes the codes of its activation, who is the
-/// last to write outputs combines them. A tile of down asks for its weights at once and waits for
-/// the codes of its rows. It waits for tiles alone that were taken from the queue before it, by
-/// blocks that run: so it gets them, however few blocks there is room for.
+/// queue. A tile of down asks for its weights at once and waits for the codes of its rows. It waits
+/// for tiles alone that were taken from the queue before it, by blocks that run: so it gets them,
+/// however few blocks there is room for. Here is who feeds; layer_wgmma_steps.cuh has the others.
 namespace moe64::cuda {
 
 template <class Numbers, int Rows, int Stages>
 struct layer_tile_shape : wgmma_tile<Numbers, Rows, Stages> {
   static constexpr int rows_out = 16;
   static constexpr int out_bytes = rows_out * 128;
+};
+
+/// Warp 0 takes tiles and loads, 1 watches for x, two make factors, eight multiply, two finish.
+struct layer_warps {
+  static constexpr int watching = 1, factors = 2, multiplying = 4, finishing = 12, all = 14;
 };
 
 /// Rows of one expert.
@@ -28,7 +30,8 @@ struct layer_tile : gemm_tile {
   int product, unit;
 };
 
-inline constexpr int layer_tile_slots = 2;
+inline constexpr int layer_tile_slots = 4, written_slots = 2;
+using layer_tile_place = ring_place<layer_tile_slots>;
 
 template <class Tile>
 struct layer_memory {
@@ -39,14 +42,26 @@ struct layer_memory {
   int units;
   layer_tile tile[layer_tile_slots];
   ring_barriers<layer_tile_slots> tiles;
-  int last[2];  ///< per group: whether it is the last of those that count
+  shared_barrier x_there[layer_tile_slots];  ///< x of a tile can be read
+  ring_barriers<written_slots> written;      ///< tiles, in their order
+  int last[written_slots];                   ///< whether the tile is the last of those that count
+
+  /// By one thread.
+  __device__ void make_barriers() {
+    constexpr int factor_warps = 2, multiplying_warps = 8, finishing_warps = 2;
+    of.stages.make(1 + factor_warps, multiplying_warps);
+    tiles.make(1, 1 + factor_warps + multiplying_warps + finishing_warps);
+    for (shared_barrier& barrier : x_there) make_barrier(barrier, 1);
+    written.make(multiplying_warps, finishing_warps);
+    cutlass::arch::fence_barrier_init();
+  }
 };
 
-/// By all threads; ends with a barrier.
+/// By all threads, of which the first have the ids of slots; ends with a barrier.
 template <class Tile>
-__device__ void find_units(plan_rounds_parameters const& p, layer_memory<Tile>& memory) {
+__device__ void find_units(plan_rounds_parameters const& p, index_t id,
+                           layer_memory<Tile>& memory) {
   int const slot = thread_number();
-  index_t const id = slot < p.slots ? few_id(p, slot) : -1;
   few_slot const mine = sort_few(p, id, memory.sorted);
   bool const begins = mine.row >= 0 && mine.among % Tile::rows == 0;
   if (slot < p.slots) memory.begins[slot] = begins ? mine.row : sorted_few::nobody;
@@ -63,23 +78,48 @@ __device__ void find_units(plan_rounds_parameters const& p, layer_memory<Tile>& 
   __syncthreads();
 }
 
+/// The same by the first warp, for up to warp_slots slots; others see it with the first tile.
+template <class Tile>
+__device__ void find_units_in_warp(plan_rounds_parameters const& p, index_t id,
+                                   layer_memory<Tile>& memory) {
+  constexpr unsigned all = ~0U;
+  few_slot const mine = sort_in_warp(p, id);
+  int const rows = __popc(__match_any_sync(all, mine.expert)) - mine.among;
+  bool const begins = mine.row >= 0 && mine.among % Tile::rows == 0;
+  int const begin = begins ? mine.row : sorted_few::nobody;
+  int unit = 0;
+  for (int s = 0; s < p.slots; ++s) unit += __shfl_sync(all, begin, s) < begin ? 1 : 0;
+  int const units = __popc(__ballot_sync(all, begins));
+  if (begins) memory.unit[unit] = {mine.expert, mine.row, min(rows, Tile::rows)};
+  if (lane_number() < p.slots) memory.sorted.row[lane_number()] = mine.row;
+  if (lane_number() == 0) memory.units = units;
+  __syncwarp();
+}
+
 /// Tiles for one warp, as tile_reader.
 template <class Tile>
 class layer_reader {
  public:
   __device__ explicit layer_reader(layer_memory<Tile>& memory) : memory_(memory) {}
   __device__ bool next(layer_tile& tile) {
+    tile = await();
+    done();
+    return tile.expert >= 0;
+  }
+  __device__ layer_tile const& await() {
     memory_.tiles.await_filled(at_);
-    tile = memory_.tile[at_.slot];
+    return memory_.tile[at_.slot];
+  }
+  __device__ void done() {
     __syncwarp();
     if (lane_number() == 0) arrive(memory_.tiles.used[at_.slot]);
     at_.next();
-    return tile.expert >= 0;
   }
+  [[nodiscard]] __device__ layer_tile_place const& at() const { return at_; }
 
  private:
   layer_memory<Tile>& memory_;
-  ring_place<layer_tile_slots> at_;
+  layer_tile_place at_;
 };
 
 /// The tiles of all units in one row: those of gate_up, then those of down.
@@ -115,6 +155,10 @@ class layer_queue {
     return tile;
   }
 
+  [[nodiscard]] __device__ unsigned gate_up_tiles() const {
+    return static_cast<unsigned>(memory_.units) * of_gate_up_;  // narrow-ok: few
+  }
+
  private:
   [[nodiscard]] static __device__ unsigned tiles_of(grouped_gemm_wgmma_parameters const& product) {
     return static_cast<unsigned>(ceil_div(product.n_part, index_t{Tile::outs}));  // narrow-ok: host
@@ -133,34 +177,24 @@ __device__ inline std::uint32_t counted(std::uint32_t const* counter) {
 /// Between what threads write and what copy engines read.
 __device__ inline void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-/// Whether x of a tile can be read: by one thread or by a warp.
+/// By one warp: to ask whether the codes of an activation are there takes an answer of memory, for
+/// which those who load do not wait.
 template <class Tile>
-class x_watch {
- public:
-  __device__ explicit x_watch(layer_wgmma_parameters const& p) : p_(p) {}
-
-  /// Without asking memory.
-  [[nodiscard]] __device__ bool is_known(layer_tile const& tile) const {
-    return awaited_ && tile.product == 0;
-  }
-  [[nodiscard]] __device__ bool is_there(layer_tile const& tile) const {
-    if (!awaited_) return false;
-    if (tile.product == 0) return true;
-    std::uint32_t const groups = counted(p_.counters + p_.at.ready(tile.unit));
-    return groups == static_cast<std::uint32_t>(p_.at.groups);  // narrow-ok: host looked
-  }
-  __device__ bool await(layer_tile const& tile) {
-    if (!awaited_) await_earlier();
-    awaited_ = true;
-    while (!is_there(tile)) {
+__device__ void watch_x(layer_wgmma_parameters const& p, layer_memory<Tile>& memory) {
+  begin_early();
+  layer_reader<Tile> reader(memory);
+  for (;; reader.done()) {
+    layer_tile const& tile = reader.await();
+    if (tile.expert < 0) return;
+    if (lane_number() != 0) continue;
+    if (tile.product == 1) {
+      auto const groups = static_cast<std::uint32_t>(p.at.groups);  // narrow-ok: host looked
+      while (counted(p.counters + p.at.ready(tile.unit)) != groups) {
+      }
     }
-    return true;
+    arrive(memory.x_there[reader.at().slot]);
   }
-
- private:
-  layer_wgmma_parameters const& p_;
-  bool awaited_ = false;
-};
+}
 
 /// By one thread: takes tiles from the queue and has their stages filled. As stage_loader, but
 /// weights do not wait for x.
@@ -168,23 +202,33 @@ template <class Tile>
 class layer_loader {
  public:
   __device__ layer_loader(layer_wgmma_parameters const& p, layer_memory<Tile>& memory)
-      : p_(p), memory_(memory), queue_(p, memory), x_(p) {}
+      : p_(p), memory_(memory), queue_(p, memory) {}
 
   /// From tile `number` on.
   __device__ void run(unsigned number) {
-    ring_place<layer_tile_slots> to;
-    for (;; to.next()) {
+    layer_tile_place to;
+    for (bool first = true;; to.next(), first = false) {
       layer_tile const tile = queue_[number];
       memory_.tiles.await_free(to);
       memory_.tile[to.slot] = tile;
       arrive(memory_.tiles.filled[to.slot]);
       if (tile.expert < 0) return;
+      if (first && tile.product == 1) give_way();
       index_t const k = p_.product[tile.product].k;
-      number = load(tile, static_cast<int>(ceil_div(k, stage_k)));  // narrow-ok: host looked
+      number = load(tile, static_cast<int>(ceil_div(k, stage_k)), to);  // narrow-ok: host looked
+      if (tile.product == 0) atomicAdd(p_.counters + p_.at.asked(), 1U);
     }
   }
 
  private:
+  static constexpr index_t stage_k = Tile::numbers::stage_k;
+
+  /// A block that begins with down has time: gate_up is read first.
+  __device__ void give_way() const {
+    while (2 * counted(p_.counters + p_.at.asked()) < queue_.gate_up_tiles()) {
+    }
+  }
+
   __device__ void load_weights(layer_tile const& tile, int k, int slot) const {
     constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
     shared_barrier& filled = memory_.of.stages.filled[slot];
@@ -206,11 +250,13 @@ class layer_loader {
 
   /// The number of the next tile. It is taken when this one is nearly on its way: not by a block
   /// that has to wait, as long as others have not.
-  [[nodiscard]] __device__ unsigned load(layer_tile const& tile, int k_blocks) {
+  [[nodiscard]] __device__ unsigned load(layer_tile const& tile, int k_blocks,
+                                         layer_tile_place const& place) {
     constexpr int before_end = 4;
     auto& stages = memory_.of.stages;
+    shared_barrier const& x_there = memory_.x_there[place.slot];
     int asked = 0;  // blocks along k whose x is on its way
-    bool there = x_.is_known(tile), taken = false;
+    bool there = false, taken = false;
     unsigned next = 0;
     auto const ask = [&](int end) {
 #pragma unroll 1
@@ -218,9 +264,12 @@ class layer_loader {
     };
 #pragma unroll 1
     for (int k = 0; k < k_blocks; ++k, at_.next()) {
-      // To ask whether x is there takes an answer of memory: where there is nothing else to do.
-      if (!there && !stages.is_free(at_)) {
-        there = k - asked == Tile::stages ? x_.await(tile) : x_.is_there(tile);
+      if (!there) {
+        there = is_past(x_there, place.parity);
+        if (!there && k == Tile::stages) {
+          await(x_there, place.parity);
+          there = true;
+        }
         if (there) fence_copies(), ask(k);
       }
       stages.await_free(at_);
@@ -232,17 +281,14 @@ class layer_loader {
         taken = true;
       }
     }
-    if (!there) x_.await(tile), fence_copies();
+    if (!there) await(x_there, place.parity), fence_copies();
     ask(k_blocks);
     return taken ? next : atomicAdd(p_.counters, 1U);
   }
 
-  static constexpr index_t stage_k = Tile::numbers::stage_k;
-
   layer_wgmma_parameters const& p_;
   layer_memory<Tile>& memory_;
   layer_queue<Tile> queue_;
-  x_watch<Tile> x_;
   ring_place<Tile::stages> at_, x_at_;
 };
 
@@ -252,171 +298,68 @@ template <class Tile>
 class layer_factors {
  public:
   __device__ layer_factors(layer_wgmma_parameters const& p, layer_memory<Tile>& memory, int number)
-      : p_(p), memory_(memory.of), x_(p), number_(number) {}
+      : p_(p), memory_(memory), number_(number) {}
 
-  __device__ void make(layer_tile const& tile, int k_blocks) {
-    grouped_gemm_wgmma_parameters const& p = p_.product[tile.product];
-    wgmma_scales const& scales = p.weight_scales[tile.part];
-    int const n = scales.data == nullptr ? 0 : tile.out / 128 / scales.n_blocks;
-    scale_row const outs(scales, tile.expert, n);
+  __device__ void run() {
+    layer_reader<Tile> reader(memory_);
+    for (;;) {
+      layer_tile const tile = reader.await();
+      if (tile.expert < 0) return;
+      grouped_gemm_wgmma_parameters const& p = p_.product[tile.product];
+      index_t const k = ceil_div(p.k, index_t{Tile::numbers::stage_k});
+      auto const k_blocks = static_cast<int>(k);  // narrow-ok: host looked
+      float of_weights = weight_scale(tile, number_, k_blocks);
+      await(memory_.x_there[reader.at().slot], reader.at().parity);
+      reader.done();
 #pragma unroll 1
-    for (int first = 0; first < k_blocks; first += threads) {
-      int const mine = first + number_;
-      bool const exists = mine < k_blocks;
-      float const of_weights = exists ? outs.at(mine) : 0.0F;
-      if (first == 0) static_cast<void>(x_.await(tile));
-      __syncwarp();
-      float of_rows[Tile::rows];
-#pragma unroll
-      for (int r = 0; r < Tile::rows; ++r) {
-        bool const live = exists && r < tile.rows;
-        of_rows[r] = live ? scale_row(p.x_scales, 0, tile.row + r).at(mine) : 0.0F;
-      }
-#pragma unroll 1
-      for (int i = 0; i < threads && first + i < k_blocks; ++i, at_.next()) {
-        memory_.stages.await_free(at_);
-        if (number_ != i) continue;
-        float* const to = memory_.factor[at_.slot];
-#pragma unroll
-        for (int r = 0; r < Tile::rows; ++r) {
-          if (r < tile.eights() * 8) to[Tile::factor_place(r)] = of_rows[r] * of_weights;
-        }
-        arrive(memory_.stages.filled[at_.slot]);
+      for (int first = 0; first < k_blocks; first += threads) {
+        if (first > 0) of_weights = weight_scale(tile, first + number_, k_blocks);
+        make(tile, first, k_blocks, of_weights);
       }
     }
   }
 
  private:
   static constexpr int threads = 64;
-  layer_wgmma_parameters const& p_;
-  wgmma_memory<Tile>& memory_;
-  x_watch<Tile> x_;
-  int number_;
-  ring_place<Tile::stages> at_;
-};
 
-/// What a group of four warps does behind its sums.
-template <class Tile, dtype Type>
-class layer_steps {
- public:
-  __device__ layer_steps(layer_wgmma_parameters const& p, layer_memory<Tile>& memory, int group)
-      : p_(p), memory_(memory), group_(group), thread_(thread_number() % 128) {}
-
-  /// The group has written its 64 outputs of the tile.
-  __device__ void written(layer_tile const& tile) {
-    if (tile.product == 0) {
-      int const groups = 2 * p_.product[0].parts;
-      if (!is_last(p_.at.arrivals(tile.unit, tile.out / 128), groups)) return;
-      activate(tile);
-    } else {
-      int const out = tile.out + group_ * 64;
-      if (out >= p_.product[1].n_part) return;
-      if (is_last(p_.at.done(out / 64), memory_.units)) combine(out, 64);
-    }
+  [[nodiscard]] __device__ float weight_scale(layer_tile const& tile, int k, int k_blocks) const {
+    if (k >= k_blocks) return 0.0F;
+    wgmma_scales const& scales = p_.product[tile.product].weight_scales[tile.part];
+    int const n = scales.data == nullptr ? 0 : tile.out / 128 / scales.n_blocks;
+    return scale_row(scales, tile.expert, n).at(k);
   }
 
-  /// y of every token from its rows: outputs [first, first + count).
-  __device__ void combine(int first, int count) const {
-    constexpr int at_once = 8;
-    int const top_k = p_.plan.top_k, eights = count / 8;
-    int const tokens = p_.plan.slots / top_k;
-    for (int i = thread_; i < tokens * eights; i += 128) {
-      int const token = i / eights, col = first + i % eights * 8;
-      if (col >= p_.y.extent[1]) continue;
-      float sum[8] = {};
-      for (int k = 0; k < top_k; k += at_once) {
-        int row[at_once];
-        raw8<Type> loaded[at_once];
-        float weight[at_once];
+  /// Of blocks [first, first + threads) along k.
+  __device__ void make(layer_tile const& tile, int first, int k_blocks, float of_weights) {
+    wgmma_memory<Tile>& memory = memory_.of;
+    int const mine = first + number_;
+    float of_rows[Tile::rows];
 #pragma unroll
-        for (int n = 0; n < at_once; ++n) {
-          int const slot = token * top_k + k + n;
-          row[n] = k + n < top_k ? memory_.sorted.row[slot] : -1;
-          if (row[n] < 0) continue;
-          loaded[n] = load8<Type>(eight(p_.rows, row[n], col));
-          weight[n] = p_.weighted ? p_.plan.slot_weight[slot] : 1.0F;
-        }
-#pragma unroll
-        for (int n = 0; n < at_once; ++n) {
-          if (row[n] < 0) continue;
-          float number[8];
-          decode8<Type>(loaded[n], number);
-#pragma unroll
-          for (int c = 0; c < 8; ++c) {
-            sum[c] += p_.weighted ? weight[n] * number[c] : number[c];
-          }
-        }
-      }
-      store8<Type>(eight(p_.y, token, col), encode8<Type>(sum));
+    for (int r = 0; r < Tile::rows; ++r) {
+      bool const live = mine < k_blocks && r < tile.rows;
+      scale_row const row(p_.product[tile.product].x_scales, 0, tile.row + (live ? r : 0));
+      of_rows[r] = live ? row.at(mine) : 0.0F;
     }
-  }
-
- private:
-  [[nodiscard]] static __device__ void* eight(tensor_view const& matrix, int row, int col) {
-    return static_cast<std::uint8_t*>(matrix.data) +
-           (row * matrix.stride[matrix.rank - 2] + col) / 8 * bytes_of_8(Type);
-  }
-
-  /// For all threads of the group: whether it is the last of so many that come here. Then all that
-  /// these wrote before is seen.
-  [[nodiscard]] __device__ bool is_last(int counter, int of) {
-    await_group(group_);
-    if (thread_ == 0) {
-      __threadfence();
-      auto const before = static_cast<int>(atomicAdd(p_.counters + counter, 1U));  // narrow-ok: few
-      __threadfence();
-      memory_.last[group_] = before + 1 == of ? 1 : 0;
-    }
-    await_group(group_);
-    return memory_.last[group_] != 0;
-  }
-
-  /// Eight numbers per thread: the fewer, the sooner it is done.
-  __device__ void activate(layer_tile const& tile) {
-    constexpr int lanes = 16, rows_at_once = 128 / lanes;
-    activate_usual_parameters const& p = p_.activate;
-    sixteenth_powers const powers = sixteenth_powers::load();
-    auto const col = static_cast<std::uint32_t>(tile.out + thread_ % lanes * 8);  // narrow-ok: host
 #pragma unroll 1
-    for (int first = 0; first < tile.rows; first += rows_at_once) {
-      int const in_tile = first + thread_ / lanes;
-      bool const exists = in_tile < tile.rows && col < p.to.cols;
-      auto const row = static_cast<std::uint64_t>(tile.row + in_tile);  // narrow-ok: not negative
-      raw8<Type> gate[1] = {}, up[1] = {};
-      if (exists) {
-        gate[0] = load8<Type>(p.gate.data + row * p.gate.step + 2 * col);
-        if (p.up.data != nullptr) up[0] = load8<Type>(p.up.data + row * p.up.step + 2 * col);
-      }
-      visit_kind(p.spec.kind,
-                 [&](auto kind) { activate_eights<kind()>(p.spec, gate, up, powers); });
-      std::uint32_t words = 0;
+    for (int i = 0; i < threads && first + i < k_blocks; ++i, at_.next()) {
+      memory.stages.await_free(at_);
+      if (number_ == i) {
+        float* const to = memory.factor[at_.slot];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words = larger_halves<Type>(words, gate[0].word[i]);
-      std::uint32_t largest = exists ? larger_half<Type>(words) : 0;
-#pragma unroll
-      for (int distance = lanes / 2; distance > 0; distance /= 2) {
-        largest = max(largest, __shfl_xor_sync(~0U, largest, distance));
+        for (int r = 0; r < Tile::rows; ++r) {
+          if (r < tile.eights() * 8) to[Tile::factor_place(r)] = of_rows[r] * of_weights;
+        }
       }
-      block_factor const by = usual_factor<Type>(largest);
-      raw8<dtype::e4m3> const codes = by.reciprocal != 0.0F
-                                          ? easy_codes_of<dtype::e4m3>(gate[0], by)
-                                          : divided_codes_of<dtype::e4m3>(gate[0], by.factor);
-      if (!exists) continue;
-      store8<dtype::e4m3>(p.to.codes + row * p.to.code_step + col, codes);
-      if (thread_ % lanes != 0) continue;
-      p.to.scales[row * p.to.scale_step + std::uint64_t{col / usual_group} * p.to.group_step] =
-          __uint_as_float(by.scale);
+      __syncwarp();
+      // Both warps, so that none falls behind by more than a round.
+      if (lane_number() == 0) arrive(memory.stages.filled[at_.slot]);
     }
-    fence_copies();
-    await_group(group_);
-    if (thread_ != 0) return;
-    __threadfence();
-    atomicAdd(p_.counters + p_.at.ready(tile.unit), 1U);
   }
 
   layer_wgmma_parameters const& p_;
   layer_memory<Tile>& memory_;
-  int group_, thread_;
+  int number_;
+  ring_place<Tile::stages> at_;
 };
 
 }  // namespace moe64::cuda

@@ -7,16 +7,18 @@
 /// them in one launch, for sm_90a.
 namespace moe64::cuda {
 
-/// Words of 32 bits that blocks count in, zeros when the kernel begins: the next tile, then for
-/// each unit (rows that are multiplied together) arrivals in each 128 columns of the activation and
-/// how many of these have codes, then the units that each 64 outputs have.
+/// Words of 32 bits that blocks count in, zeros when the kernel begins: the next tile, tiles of
+/// gate_up whose weights are all asked for, then for each unit (rows that are multiplied together)
+/// tiles written of each 128 columns of the activation and how many of these have codes, then units
+/// that each 128 outputs have.
 struct layer_counters {
   int units;   ///< at most
   int groups;  ///< of 128 columns of the activation
-  int outs;    ///< of 64 outputs
+  int outs;    ///< of 128 outputs
 
+  [[nodiscard]] static constexpr int asked() { return 1; }
   [[nodiscard]] constexpr int arrivals(int unit, int group) const {
-    return 1 + unit * (groups + 1) + group;
+    return 2 + unit * (groups + 1) + group;
   }
   [[nodiscard]] constexpr int ready(int unit) const { return arrivals(unit, groups); }
   [[nodiscard]] constexpr int done(int out) const { return arrivals(units, 0) + out; }

@@ -19,6 +19,12 @@ __device__ inline void await(shared_barrier const& barrier, unsigned parity) {
   cutlass::arch::ClusterBarrier::wait(&barrier, parity);
   asm volatile("" ::: "memory");
 }
+/// Whether it has, without waiting.
+__device__ inline bool is_past(shared_barrier const& barrier, unsigned parity) {
+  bool const past = cutlass::arch::ClusterBarrier::test_wait(&barrier, parity, 1U);
+  asm volatile("" ::: "memory");
+  return past;
+}
 __device__ inline void arrive(shared_barrier const& barrier) {
   asm volatile("" ::: "memory");
   cutlass::arch::ClusterBarrier::arrive(&barrier);
@@ -58,9 +64,6 @@ struct ring_barriers {
   }
   __device__ void await_free(ring_place<Slots> const& at) const {
     await(used[at.slot], at.parity ^ 1);
-  }
-  [[nodiscard]] __device__ bool is_free(ring_place<Slots> const& at) const {
-    return cutlass::arch::ClusterBarrier::test_wait(&used[at.slot], at.parity ^ 1, 1U);
   }
 };
 

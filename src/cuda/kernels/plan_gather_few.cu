@@ -33,46 +33,58 @@ __device__ void write_plan(plan_rounds_parameters const& p, few_slot const& mine
   if (thread_number() == 0) write_status({p.status, p.slots, rows}, others);
 }
 
+/// Zeros that the next kernel counts with as soon as it begins, which is after this.
+__device__ void clear_counters(plan_gather_parameters const& p) {
+  for (int i = thread_number(); i < p.counter_words; i += plan_gather_threads) {
+    __stcg(p.counters + i, 0U);
+  }
+  __threadfence();
+  __syncthreads();
+  let_next_begin();
+}
+
+__device__ void make_plan(plan_rounds_parameters const& p, sorted_few& sorted) {
+  int const slot = thread_number();
+  bool const exists = slot < p.slots;
+  index_t const id = exists ? few_id(p, slot) : -1;
+  float weight = 1.0F;
+  if (exists && p.weights != nullptr) weight = load_number(p.weights_type, p.weights, slot);
+  write_plan(p, sort_few(p, id, sorted), weight, sorted);
+}
+
 template <dtype X>
 __global__ void __launch_bounds__(plan_gather_threads)
     plan_gather_few(plan_gather_parameters const p) {
   constexpr int width = quantize_usual_width;
   constexpr std::uint32_t lanes = group_items<width>;
   __shared__ sorted_few sorted;
-  bool const plans = blockIdx.x == gridDim.x - 1;
-  bool const has_slot = thread_number() < p.plan.slots;
   await_earlier();
-  index_t const id = has_slot ? few_id(p.plan, thread_number()) : -1;
-  if (plans) {
-    float weight = 1.0F;
-    if (has_slot && p.plan.weights != nullptr) {
-      weight = load_number(p.plan.weights_type, p.plan.weights, thread_number());
-    }
-    // The next kernel counts with them as soon as it begins, which is after this.
-    for (int i = thread_number(); i < p.counter_words; i += plan_gather_threads) {
-      __stcg(p.counters + i, 0U);
-    }
-    __threadfence();
-    __syncthreads();
-    let_next_begin();
-    write_plan(p.plan, sort_few(p.plan, id, sorted), weight, sorted);
-    return;
-  }
+  if (blockIdx.x == gridDim.x - 1) return clear_counters(p);
   let_next_begin();
+  if (blockIdx.x == gridDim.x - 2) return make_plan(p.plan, sorted);
+  bool const in_warp = p.plan.slots <= warp_slots;
+  int const own_slot = in_warp ? lane_number() : thread_number();
+  index_t const id = own_slot < p.plan.slots ? few_id(p.plan, own_slot) : -1;
   usual_target const& to = p.gather.to;
   auto const tokens = static_cast<std::uint32_t>(p.gather.tokens);  // narrow-ok: few
   std::uint32_t const items = tokens * items_of_row(to);
   item_place const at = place_of(to, blockIdx.x * plan_gather_threads + threadIdx.x, items, width);
   auto const x = load_item<X, width>(p.gather.x, at.exists ? at.row : 0, at.exists ? at.place : 0);
-  static_cast<void>(sort_few(p.plan, id, sorted));
+  int own_row = -1;
+  if (in_warp) {
+    own_row = sort_in_warp(p.plan, id).row;
+  } else {
+    static_cast<void>(sort_few(p.plan, id, sorted));
+  }
   std::uint32_t const largest = at.exists ? largest_of(x) : 0;
   block_factor const by = usual_factor<X>(largest_of_group<width>(largest));
   item_codes<width> const codes = codes_of(x, by);
-  if (!at.exists) return;
   auto const top_k = static_cast<std::uint32_t>(p.gather.top_k);  // narrow-ok: few
   for (std::uint32_t k = 0; k < top_k; ++k) {
-    int const row = sorted.row[at.row * top_k + k];
-    if (row < 0) continue;
+    std::uint32_t const slot = (at.exists ? at.row : 0) * top_k + k;
+    int const row = in_warp ? __shfl_sync(~0U, own_row, static_cast<int>(slot))  // narrow-ok: few
+                            : sorted.row[slot];
+    if (row < 0 || !at.exists) continue;
     auto const to_row = static_cast<std::uint32_t>(row);  // narrow-ok: not negative
     store_codes(to, to_row, at.place, codes);
     if (threadIdx.x % lanes != 0) continue;
