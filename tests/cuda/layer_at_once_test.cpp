@@ -58,6 +58,7 @@ std::vector<hopper_layer::routing> routings(index_t experts) {
 TEST_F(layer_at_once, has_the_bits_of_its_calls) {
   for (hopper_layer::size const& size : {hopper_layer::size{2048, 1536, 8, 4, 16},
                                          {7168, 256, 9, 8, 16},
+                                         {7168, 2048, 9, 8, 16},
                                          {2560, 192, 4, 4, 16},
                                          {2880, 320, 3, 2, 16},
                                          {128, 32, 1, 1, 16},

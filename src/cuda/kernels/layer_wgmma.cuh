@@ -259,7 +259,7 @@ class layer_loader {
     bool there = false, taken = false;
     unsigned next = 0;
     auto const ask = [&](int end) {
-#pragma unroll 1
+#pragma unroll 4
       for (; asked < end; ++asked, x_at_.next()) load_x(tile, asked, x_at_.slot);
     };
 #pragma unroll 1
