@@ -174,6 +174,16 @@ __device__ inline std::uint32_t counted(std::uint32_t const* counter) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
 }
+/// Counts one more, behind all that the thread wrote or has seen, and says how many there were;
+/// what those wrote is then seen.
+__device__ inline std::uint32_t count_one(std::uint32_t* counter) {
+  std::uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
 /// Between what threads write and what copy engines read.
 __device__ inline void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 

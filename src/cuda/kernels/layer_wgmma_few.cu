@@ -9,6 +9,7 @@ __global__ void __maxnreg__(128) layer_wgmma_few(__grid_constant__ layer_wgmma_p
   auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
   auto& memory = *reinterpret_cast<layer_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
   int const warp = warp_number();
+  // plan_gather_few lets this kernel begin when all before it has ended and counters are zeros.
   unsigned first_tile = 0;
   if (threadIdx.x == 0) first_tile = atomicAdd(p.counters, 1U);
   index_t const id = thread_number() < p.plan.slots ? few_id(p.plan, thread_number()) : -1;

@@ -130,9 +130,7 @@ class layer_finisher {
     activate(tile);
     fence_copies();
     await_all();
-    if (thread_ != 0) return;
-    __threadfence();
-    atomicAdd(p_.counters + p_.at.ready(tile.unit), 1U);
+    if (thread_ == 0) static_cast<void>(count_one(p_.counters + p_.at.ready(tile.unit)));
   }
 
   /// y of every token from its rows: outputs [first, first + count).
@@ -182,9 +180,7 @@ class layer_finisher {
   /// seen.
   [[nodiscard]] __device__ bool is_last(int counter, int of, int slot) const {
     if (thread_ == 0) {
-      __threadfence();
-      auto const before = static_cast<int>(atomicAdd(p_.counters + counter, 1U));  // narrow-ok: few
-      __threadfence();
+      auto const before = static_cast<int>(count_one(p_.counters + counter));  // narrow-ok: few
       memory_.last[slot] = before + 1 == of ? 1 : 0;
     }
     await_all();
