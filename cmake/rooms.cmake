@@ -50,7 +50,7 @@ function(moe64_room name)
       if(MOE64_HAVE_HOPPER)
         list(FILTER sources EXCLUDE REGEX "/grouped_gemm_wgmma_absent\\.cpp$")
       else()
-        list(FILTER sources EXCLUDE REGEX "/grouped_gemm_wgmma(_decode)?\\.cpp$")
+        list(FILTER sources EXCLUDE REGEX "/(grouped_gemm_wgmma(_decode)?|layer_wgmma)\\.cpp$")
       endif()
     else() # no kernels: what remains answers that there are no devices, and is tested with a runtime of its own
       list(FILTER sources INCLUDE REGEX "/(device|launch|memory|[a-z]+_absent)\\.cpp$")

@@ -20,6 +20,17 @@ struct implementation {
 template <class Args>
 using implementation_list = std::span<implementation<Args> const>;
 
+/// The calls of a forward without LoRA whose rows are codes (w8a8), in their order.
+struct layer_calls {
+  plan_args plan;
+  gather_args gather;
+  grouped_gemm_args gate_up;
+  activate_args activate;
+  grouped_gemm_args down;
+  combine_args combine;
+  workspace counters;  ///< layer_counter_bytes() of it
+};
+
 struct backend {
   implementation_list<quantize_args> quantize;
   implementation_list<dequantize_args> dequantize;
@@ -41,6 +52,11 @@ struct backend {
   /// Whether a gather that quantises makes the codes of such a token once for all of its rows: then
   /// it moves less than quantize and a gather of codes.
   bool (*gathers_codes_once)(dtype x, index_t cols);
+
+  /// All calls of a layer at once, with their bits: may be empty, and may refuse.
+  implementation_list<layer_calls> layer;
+  /// Memory that these need beside the operands of the calls; 0: they take no such layer.
+  index_t (*layer_counter_bytes)(index_t slots, index_t hidden, index_t inter);
 };
 
 /// src/cpu/table.cpp

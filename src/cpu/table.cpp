@@ -19,6 +19,8 @@ backend const& cpu_backend() {
       .plan_scratch_bytes = cpu::plan_scratch_bytes,
       .multiplies_float8 = [] { return support::no("the CPU has no 8-bit float products"); },
       .gathers_codes_once = [](dtype, index_t) { return false; },
+      .layer = {},
+      .layer_counter_bytes = [](index_t, index_t, index_t) { return index_t{0}; },
   };
   return table;
 }

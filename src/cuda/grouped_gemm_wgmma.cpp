@@ -36,6 +36,8 @@ support takes_scales(quantized_view const& x, quantized_view const& weights) {
   return takes_weight_scales(weights);
 }
 
+}  // namespace
+
 grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
   grouped_gemm_wgmma_parameters p = {};
   encoder const encode(where);
@@ -79,8 +81,6 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
   p.y_vectors = has_eights(args.y, p.parts, p.n_part);
   return p;
 }
-
-}  // namespace
 
 support takes(grouped_gemm_args const& args) {
   if (support const types = takes_types(args); !types) return types;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/kernels/grouped_gemm_wgmma.hpp"
 #include "moe64/error.hpp"
 #include "moe64/ops.hpp"
 
@@ -8,5 +9,7 @@ namespace moe64::cuda::wgmma {
 
 [[nodiscard]] support takes(grouped_gemm_args const& args);
 void grouped_gemm(grouped_gemm_args const& args, stream where);
+/// Of a call that it takes.
+[[nodiscard]] grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where);
 
 }  // namespace moe64::cuda::wgmma

@@ -1,6 +1,7 @@
 #include "core/fail.hpp"
 #include "cuda/grouped_gemm_wgmma.hpp"
 #include "cuda/grouped_gemm_wgmma_decode.hpp"
+#include "cuda/operations.hpp"
 
 /// In the place of grouped_gemm_wgmma*.cpp in builds without the headers of CUTLASS or without
 /// sm_90a.
@@ -15,6 +16,13 @@ void grouped_gemm(grouped_gemm_args const& args, stream) {
 }
 
 }  // namespace moe64::cuda::wgmma
+
+namespace moe64::cuda {
+
+implementation_list<layer_calls> layer_list() { return {}; }
+index_t layer_counter_bytes(index_t, index_t, index_t) { return 0; }
+
+}  // namespace moe64::cuda
 
 namespace moe64::cuda::wgmma_decode {
 

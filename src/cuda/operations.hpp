@@ -18,7 +18,9 @@ implementation_list<grouped_gemm_args> grouped_gemm_list();
 implementation_list<grouped_gemm_wgrad_args> grouped_gemm_wgrad_list();
 implementation_list<activate_args> activate_list();
 implementation_list<activate_backward_args> activate_backward_list();
+implementation_list<layer_calls> layer_list();
 
+index_t layer_counter_bytes(index_t slots, index_t hidden, index_t inter);
 index_t plan_scratch_bytes(index_t tokens, index_t top_k, index_t experts);
 bool gathers_codes_once(dtype x, index_t cols);
 

@@ -19,6 +19,8 @@ backend const& cuda_backend() {
       .plan_scratch_bytes = cuda::plan_scratch_bytes,
       .multiplies_float8 = [] { return support::no("on CUDA w8a8 has to be asked for"); },
       .gathers_codes_once = cuda::gathers_codes_once,
+      .layer = cuda::layer_list(),
+      .layer_counter_bytes = cuda::layer_counter_bytes,
   };
   return table;
 }

@@ -1,4 +1,5 @@
 #include "core/fail.hpp"
+#include "layer/at_once.hpp"
 #include "layer/check.hpp"
 #include "layer/projection.hpp"
 #include "layer/workspace.hpp"
@@ -122,6 +123,10 @@ void forward(layer_desc const& layer, forward_args const& args, stream where) {
   saved_buffers const saved = cut_saved(keep, layer, call.shape);
   forward_buffers const b = cut_forward(scratch_memory, layer, call.shape, call.mode, where.device);
   routing_plan const& rows = saved.plan;
+  if (forward_at_once(layer, {call.x, call.expert_ids, call.weights, call.y, args.capacity}, saved,
+                      b, where)) {
+    return;
+  }
 
   plan({.expert_ids = call.expert_ids,
         .weights = call.weights,

@@ -93,6 +93,8 @@ forward_buffers cut_forward(arena& memory, layer_desc const& layer, layer_shape 
     }
     buffers.row_codes = cut_codes(memory, layer.gate_up.weights, capacity);
     buffers.inner_codes = cut_codes(memory, layer.down.weights, capacity);
+    index_t const counters = layer_counter_bytes(where, capacity, layer.hidden(), layer.inter());
+    if (counters > 0) buffers.counters = memory.take(dtype::uint8, {counters});
   }
   return buffers;
 }

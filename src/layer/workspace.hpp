@@ -33,6 +33,7 @@ struct forward_buffers {
   code_buffers x_codes;      ///< [tokens, hidden], w8a8 unless gather makes codes
   code_buffers row_codes;    ///< [capacity, hidden], w8a8
   code_buffers inner_codes;  ///< [capacity, inter], w8a8
+  tensor_view counters;      ///< [bytes] uint8, where the calls may be made at once
 };
 
 struct backward_buffers {

@@ -11,5 +11,8 @@ namespace moe64 {
 [[nodiscard]] support multiplies_float8(moe64::device where);
 /// Whether its gather of tokens [., cols] of type x makes codes once for each token.
 [[nodiscard]] bool gathers_codes_once(moe64::device where, dtype x, index_t cols);
+/// Memory that calls at once need (ops/at_once.hpp), of a layer in w8a8; 0: there are none.
+[[nodiscard]] index_t layer_counter_bytes(moe64::device where, index_t slots, index_t hidden,
+                                          index_t inter);
 
 }  // namespace moe64

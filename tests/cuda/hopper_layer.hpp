@@ -18,6 +18,12 @@ namespace moe64::test {
                      [](std::uint16_t b) { return (b & 0x7f80U) < 0x7f80U; });
 }
 
+/// Of a call, beside its tokens.
+struct hopper_call {
+  index_t capacity = -1;
+  workspace saved = {};
+};
+
 /// A layer of random numbers and a long batch of tokens on the first CUDA device, of which any
 /// range can be run with any of several routings. Its products are those of Hopper.
 class hopper_layer {
@@ -65,22 +71,34 @@ class hopper_layer {
     scratch_.emplace(scratch_bytes(s.tokens), device::cuda(0));
   }
 
+  /// Another implementation of the products; none: the layer chooses, and may make all calls at
+  /// once.
+  void choose(std::string_view implementation) { layer_.implementation = implementation; }
+
   /// Queue tokens [begin, end) of a routing; y begins with the first of them. All memory that the
   /// layer may write is NaN before.
-  void queue_run(std::size_t which, index_t begin, index_t end) const {
+  void queue_run(std::size_t which, index_t begin, index_t end,
+                 hopper_call const& also = {}) const {
     cuda_fill(y_.memory().data, 0xff, y_.memory().bytes, queue());
     cuda_fill(scratch_->memory().data, 0xff, scratch_bytes(end - begin), queue());
-    queue_forward(ids(which), begin, end);
+    if (also.saved.bytes > 0) cuda_fill(also.saved.data, 0xff, also.saved.bytes, queue());
+    queue_forward(ids(which), begin, end, also);
   }
   /// Only the layer itself, with `expert_ids` [all tokens, top_k] int32 of the device.
-  void queue_forward(tensor_view const& expert_ids, index_t begin, index_t end) const {
+  void queue_forward(tensor_view const& expert_ids, index_t begin, index_t end,
+                     hopper_call const& also = {}) const {
     forward_args args = calls_.front();
     for (tensor_view* tensor : {&args.x, &args.weights}) *tensor = tensor->slice(0, begin, end);
     args.expert_ids = expert_ids.slice(0, begin, end);
     args.y = tensor_view::contiguous(y_.memory().data, dtype::bf16, {end - begin, size_.hidden},
                                      device::cuda(0));
     args.scratch = {scratch_->memory().data, scratch_bytes(end - begin), device::cuda(0)};
+    args.capacity = also.capacity;
+    args.saved = also.saved;
     forward(layer_, args, queue());
+  }
+  [[nodiscard]] index_t bytes_to_save(index_t tokens) const {
+    return saved_bytes(layer_, {tokens, size_.top_k, dtype::bf16}, device::cuda(0));
   }
   /// Rows [begin, end) of y, when everything queued is done.
   [[nodiscard]] std::vector<std::uint16_t> y(index_t begin, index_t end) const {

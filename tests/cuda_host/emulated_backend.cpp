@@ -12,6 +12,8 @@
 namespace moe64 {
 namespace {
 
+constexpr index_t few_slots = 128, counter_bytes = 96;
+
 template <class Args>
 void run_on_cpu(Args const& args, stream where) {
   cuda::launcher const on(operation_traits<Args>::name, args, where);
@@ -34,6 +36,26 @@ implementation_list<Args> list_of() {
   return only;
 }
 
+/// All calls of a layer at once are here its calls one by one: what the layer hands over is tested.
+support takes_few_slots(layer_calls const& calls) {
+  if (calls.plan.plan.slots() <= few_slots && calls.counters.bytes == counter_bytes) {
+    return support::yes();
+  }
+  return support::no("there are many slots");
+}
+
+void run_layer(layer_calls const& calls, stream where) {
+  cuda::check_owner("layer", "counters", "", calls.counters.data, where.device);
+  run_on_cpu(calls.plan, where);
+  run_on_cpu(calls.gather, where);
+  run_on_cpu(calls.gate_up, where);
+  run_on_cpu(calls.activate, where);
+  run_on_cpu(calls.down, where);
+  run_on_cpu(calls.combine, where);
+}
+
+constexpr implementation<layer_calls> layers[] = {{"one_by_one", takes_few_slots, run_layer}};
+
 }  // namespace
 
 backend const& cuda_backend() {
@@ -53,6 +75,10 @@ backend const& cuda_backend() {
       .plan_scratch_bytes = cpu_backend().plan_scratch_bytes,
       .multiplies_float8 = [] { return support::no("the emulation does not"); },
       .gathers_codes_once = [](dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; },
+      .layer = layers,
+      .layer_counter_bytes = [](index_t slots, index_t, index_t) -> index_t {
+        return slots <= few_slots ? counter_bytes : 0;
+      },
   };
   return table;
 }

@@ -116,7 +116,7 @@ class group_sums {
     }
   }
 
- private:
+ protected:
   static constexpr int row_bytes = 128;  ///< of y, in a buffer
 
   using numbers = typename Tile::numbers;

@@ -19,6 +19,12 @@ __device__ inline void await(shared_barrier const& barrier, unsigned parity) {
   cutlass::arch::ClusterBarrier::wait(&barrier, parity);
   asm volatile("" ::: "memory");
 }
+/// Whether it has, without waiting.
+__device__ inline bool is_past(shared_barrier const& barrier, unsigned parity) {
+  bool const past = cutlass::arch::ClusterBarrier::test_wait(&barrier, parity, 1U);
+  asm volatile("" ::: "memory");
+  return past;
+}
 __device__ inline void arrive(shared_barrier const& barrier) {
   asm volatile("" ::: "memory");
   cutlass::arch::ClusterBarrier::arrive(&barrier);

@@ -1,0 +1,159 @@
+#include "cuda/kernels/layer_wgmma.hpp"
+
+#include "cuda/eights.hpp"
+#include "cuda/grouped_gemm_wgmma.hpp"
+#include "cuda/launch.hpp"
+#include "cuda/operations.hpp"
+#include "cuda/quantizing.hpp"
+#include "cuda/usual.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace moe64::cuda {
+namespace {
+
+/// Rows that are multiplied together, where no token names an expert twice, are those of one
+/// expert: weights are read once.
+constexpr index_t most_tokens = most_layer_rows;
+/// Counters of tiles are of 32 bits, and those of outputs are set by one block.
+constexpr index_t most_width = index_t{1} << 16;
+
+layer_counters counters_of(index_t slots, index_t hidden, index_t inter) {
+  return {narrow<int>(slots), narrow<int>(ceil_div(inter, usual_group)),
+          narrow<int>(ceil_div(hidden, 128))};
+}
+
+/// What the kernels ask of the operands, once they are what is usual.
+struct usual_calls {
+  std::optional<usual_target> rows, inner;
+  std::optional<usual_rows> x, gate, up;
+
+  explicit usual_calls(layer_calls const& calls)
+      : rows(usual_target_of(
+            target_of({calls.gather.rows, calls.gather.row_scales, calls.gather.quantized}),
+            quantize_usual_width)),
+        inner(usual_target_of(
+            target_of({calls.activate.out, calls.activate.scales, calls.activate.quantized}),
+            activate_usual_width)),
+        x(usual_rows_of(calls.gather.x)),
+        gate(usual_rows_of(calls.activate.gate)),
+        up(calls.activate.up.present() ? usual_rows_of(calls.activate.up) : usual_rows{}) {}
+
+  [[nodiscard]] bool all() const {
+    return rows && inner && x && gate && up && rows->in_groups && inner->in_groups;
+  }
+};
+
+bool is_dense(tensor_view const& tensor) { return !tensor.present() || tensor.is_contiguous(); }
+
+support has_few_slots(plan_args const& args) {
+  routing_plan const& plan = args.plan;
+  if (plan.tokens > most_tokens || plan.slots() > few_slots || plan.experts > plan_rounds_experts) {
+    return support::no(fmt::format(
+        "{} tokens, {} slots and {} experts: it takes at most {}, {} and {}", plan.tokens,
+        plan.slots(), plan.experts, most_tokens, few_slots, plan_rounds_experts));
+  }
+  if (plan.slots() == 0) return support::no("there are no slots");
+  if (is_dense(args.expert_ids) && is_dense(args.weights)) return support::yes();
+  return support::no("ids or weights have gaps");
+}
+
+support takes_layer(layer_calls const& calls) {
+  if (support const slots = has_few_slots(calls.plan); !slots) return slots;
+  if (calls.counters.bytes == 0) return support::no("it has no memory to count in");
+  dtype const type = calls.gather.x.type;
+  if (bits(type) != 16) return support::no(fmt::format("x is {}", name(type)));
+  for (auto const& [label, tensor] :
+       {std::pair{"x", calls.gather.x}, std::pair{"y", calls.combine.y},
+        std::pair{"gate", calls.activate.gate}, std::pair{"up", calls.activate.up}}) {
+    if (!tensor.present()) continue;
+    if (support const answer = can_take_sixteens(label, tensor); !answer) return answer;
+  }
+  if (!usual_calls(calls).all()) {
+    return support::no("activations are not quantised to e4m3 in groups of 128");
+  }
+  if (support const gate_up = wgmma::takes(calls.gate_up); !gate_up) return gate_up;
+  return wgmma::takes(calls.down);
+}
+
+plan_rounds_parameters plan_parameters_of(plan_args const& args) {
+  routing_plan const& plan = args.plan;
+  index_t const most = args.capacity < 0 ? few_slots : args.capacity;
+  auto const longs = [](tensor_view const& t) { return static_cast<std::int64_t*>(t.data); };
+  return {.ids = args.expert_ids.data,
+          .weights = args.weights.present() ? args.weights.data : nullptr,
+          .slots = narrow<int>(plan.slots()),
+          .experts = narrow<int>(plan.experts),
+          .top_k = narrow<int>(plan.top_k),
+          .most_rows = narrow<int>(std::min<index_t>(most, few_slots)),
+          .ids_type = args.expert_ids.type,
+          .weights_type = args.weights.type,
+          .first_expert = args.first_expert,
+          .slot_to_row = longs(plan.slot_to_row),
+          .row_to_slot = longs(plan.row_to_slot),
+          .slot_weight = static_cast<float*>(plan.slot_weight.data),
+          .expert_begin = longs(plan.expert_begin),
+          .experts_total = args.experts_total,
+          .status = longs(plan.status)};
+}
+
+template <class Args>
+void check_owners(Args args, stream where) {
+  for_each_operand(args, [&](operand const& o) {
+    if (o.tensor.span() == 0) return;
+    check_owner("layer", o.argument, o.member, o.tensor.data, where.device);
+  });
+}
+
+void run_layer(layer_calls const& calls, stream where) {
+  launcher on("layer", calls.plan, where);
+  check_owners(calls.gather, where);
+  check_owners(calls.gate_up, where);
+  check_owners(calls.down, where);
+  check_owners(calls.combine, where);
+  usual_calls const usual(calls);
+  routing_plan const& plan = calls.plan.plan;
+  layer_counters const at =
+      counters_of(plan.slots(), calls.gather.x.extent[1], calls.activate.gate.extent[1]);
+  auto* const counters = static_cast<std::uint32_t*>(calls.counters.data);
+  plan_gather_parameters const first = {.plan = plan_parameters_of(calls.plan),
+                                        .gather = {.x = *usual.x,
+                                                   .to = *usual.rows,
+                                                   .slot_to_row = nullptr,
+                                                   .tokens = plan.tokens,
+                                                   .top_k = plan.top_k,
+                                                   .ahead_bytes = 0},
+                                        .counters = counters,
+                                        .counter_words = at.words()};
+  index_t const items = plan.tokens * usual.rows->row_items.by;
+  on.launch(plan_gather_kernel(calls.gather.x.type),
+            {ceil_div(items, plan_gather_threads) + 2, plan_gather_threads}, first);
+  layer_rows const rows = plan.tokens <= 8 ? layer_rows::eight : layer_rows::sixteen;
+  layer_wgmma_shape const shape = layer_wgmma_shape_of(rows);
+  on.launch(
+      layer_wgmma_kernel(rows, calls.gather.x.type),
+      {on.multiprocessors(), shape.threads, shape.shared_bytes},
+      {.product = {wgmma::parameters(calls.gate_up, where), wgmma::parameters(calls.down, where)},
+       .activate = {calls.activate.activation, *usual.gate, *usual.up, *usual.inner},
+       .plan = first.plan,
+       .rows = calls.combine.rows.values(),
+       .y = calls.combine.y,
+       .weighted = calls.combine.weighted,
+       .at = at,
+       .counters = counters});
+}
+
+constexpr implementation<layer_calls> layers[] = {{"wgmma_few", takes_layer, run_layer}};
+
+}  // namespace
+
+implementation_list<layer_calls> layer_list() { return layers; }
+
+index_t layer_counter_bytes(index_t slots, index_t hidden, index_t inter) {
+  if (slots > few_slots || hidden > most_width || inter > most_width) return 0;
+  return counters_of(slots, hidden, inter).words() * index_t{sizeof(std::uint32_t)};
+}
+
+}  // namespace moe64::cuda

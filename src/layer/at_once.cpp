@@ -1,0 +1,53 @@
+#include "layer/at_once.hpp"
+
+#include "ops/at_once.hpp"
+
+namespace moe64 {
+
+bool forward_at_once(layer_desc const& layer, forward_operands const& operands,
+                     saved_buffers const& saved, forward_buffers const& b, stream where) {
+  bool const on_input = layer.weight_on == weight_placement::input;
+  bool const lora = layer.gate_up.lora.present() || layer.down.lora.present();
+  if (!b.counters.present() || !saved.gate_up.present()) return false;
+  if (lora || on_input || !layer.implementation.empty()) return false;
+  routing_plan const& plan = saved.plan;
+  index_t const inter = layer.inter();
+  bool const gated = is_gated(layer.activation.kind);
+  workspace const scratch = {b.plan_scratch.data, b.plan_scratch.span_bytes(), where.device};
+  auto const product = [&](projection const& of, code_buffers const& x, tensor_view const& y) {
+    return grouped_gemm_args{.x = x.view(),
+                             .weights = of.weights,
+                             .expert_begin = plan.expert_begin,
+                             .bias = of.bias,
+                             .y = y,
+                             .settled = true};
+  };
+  return run_at_once(
+      {.plan = {.expert_ids = operands.expert_ids,
+                .weights = operands.weights,
+                .experts_total = layer.experts_total == 0 ? layer.experts() : layer.experts_total,
+                .first_expert = layer.first_expert,
+                .capacity = operands.capacity,
+                .plan = plan,
+                .scratch = scratch},
+       .gather = {.x = operands.x,
+                  .plan = plan,
+                  .rows = b.row_codes.values,
+                  .row_scales = b.row_codes.scales,
+                  .quantized = b.row_codes.layout},
+       .gate_up = product(layer.gate_up, b.row_codes, saved.gate_up),
+       .activate = {.activation = layer.activation,
+                    .gate = saved.gate_up.slice(1, 0, inter),
+                    .up = gated ? saved.gate_up.slice(1, inter, 2 * inter) : tensor_view{},
+                    .live_rows = plan.live_rows(),
+                    .out = b.inner_codes.values,
+                    .scales = b.inner_codes.scales,
+                    .quantized = b.inner_codes.layout},
+       .down = product(layer.down, b.inner_codes, b.rows),
+       .combine =
+           {.rows = quantized_view::plain(b.rows), .plan = plan, .weighted = true, .y = operands.y},
+       .counters = {b.counters.data, b.counters.span_bytes(), where.device}},
+      where);
+}
+
+}  // namespace moe64
