@@ -1,5 +1,6 @@
 // Every operation and whole layers with their real launchers on the mock: what they queue, where,
 // and what is left when a launch fails. Kernels do not run, so nothing is compared.
+#include "backend.hpp"
 #include "cases/problem_case.hpp"
 #include "cuda_host/machine.hpp"
 
@@ -97,26 +98,38 @@ TEST_F(door_layer, a_failure_anywhere_is_reported_and_puts_the_device_back) {
   }
 }
 
-/// The kernels of a layer with few tokens, in order. (Builds without the headers of CUTLASS have
-/// another grouped_gemm.)
-TEST_F(door_layer, kernels_of_few_tokens_begin_early) {
+/// The kernels of a layer by their ranges, in order; whether they begin early is up to the device.
+std::vector<std::string> kernels_of(mock_cuda& machine, std::string const& sizes, int major) {
   cases::problem_case const c(parse_problem(
-      "op=layer mode=w8a8 tokens=4 hidden=256 inter=128 experts=6 top_k=3 device=cuda:5"));
+      "op=layer mode=w8a8 hidden=256 inter=128 experts=6 top_k=3 device=cuda:5 " + sizes));
   cases::queue const queue(device::cuda(5), nullptr);
-  for (int const major : {8, 9}) {
-    machine.reset();
-    machine.make_capability(major);
-    c.execute(queue.get());
-    std::vector<std::string> ranges;
-    for (mock_cuda::launched const& launch : machine.launches()) {
-      ranges.push_back(launch.range);
-      if (launch.range == "grouped_gemm") continue;
-      EXPECT_EQ(launch.config.early, major >= 9) << launch.range;
-    }
-    EXPECT_EQ(ranges, (std::vector<std::string>{"plan", "gather", "grouped_gemm", "activate",
-                                                "grouped_gemm", "combine"}));
+  machine.reset();
+  machine.make_capability(major);
+  c.execute(queue.get());
+  std::vector<std::string> ranges;
+  for (mock_cuda::launched const& launch : machine.launches()) {
+    ranges.push_back(launch.range);
+    // Builds without the headers of CUTLASS have another grouped_gemm.
+    if (launch.range == "grouped_gemm") continue;
+    EXPECT_EQ(launch.config.early, major >= 9) << launch.range;
   }
   machine.reset();
+  return ranges;
+}
+
+std::vector<std::string> const one_by_one = {"plan",     "gather",       "grouped_gemm",
+                                             "activate", "grouped_gemm", "combine"};
+
+TEST_F(door_layer, kernels_of_few_tokens_begin_early) {
+  for (int const major : {8, 9}) EXPECT_EQ(kernels_of(machine, "tokens=20", major), one_by_one);
+}
+
+TEST_F(door_layer, very_few_tokens_are_two_launches_on_hopper) {
+  EXPECT_EQ(kernels_of(machine, "tokens=4", 8), one_by_one);
+  EXPECT_EQ(kernels_of(machine, "tokens=4 impl=reference", 9), one_by_one);
+  std::vector<std::string> const at_once = {"layer", "layer"};
+  bool const has_kernels = !backend_of(device::cuda(5)).layer.empty();
+  EXPECT_EQ(kernels_of(machine, "tokens=4", 9), has_kernels ? at_once : one_by_one);
 }
 
 /// The calls that a layer makes, by their ranges.
