@@ -94,12 +94,14 @@ def test_fp8_linear_of_tiny_weights_rectangular_blocks_and_every_scale(shape, bl
     assert torch.equal(unsloth.weight_dequant_block(weight, given, block, torch.float32), exact)
 
 
-def test_a_grid_that_fits_only_when_it_is_turned_is_turned():
-    """As unsloth takes W.t() with the scales of W. A grid that fits as it is stays as it is."""
+def test_a_grid_is_never_turned():
+    """unsloth takes W.t() with the scales of W by their shape, and is wrong where W is square: here the caller says so."""
     weight = torch.randn(60, 100).to(torch.float8_e4m3fn)
     weight.block_size = [32, 32]
     scale, x = torch.rand(2, 4), torch.randn(5, 100)
-    expected = unsloth.fp8_linear(x, weight, scale)
-    assert torch.equal(unsloth.fp8_linear(x, weight, scale.t().contiguous()), expected)
+    turned = scale.t().contiguous()
+    with pytest.raises(moe64.ShapeMismatchError, match=r"is \[4, 2\], expected \[2, 4\].*weight_scale\.t\(\)"):
+        unsloth.fp8_linear(x, weight, turned)
+    assert torch.equal(unsloth.fp8_linear(x, weight, turned.t()), unsloth.fp8_linear(x, weight, scale))
     with pytest.raises(moe64.ShapeMismatchError, match=r"expected \[2, 4\]"):
         unsloth.fp8_linear(x, weight, torch.rand(3, 4))

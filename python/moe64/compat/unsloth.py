@@ -113,7 +113,7 @@ def fp8_linear(X: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
     """X [..., in] times weight [out, in] of FP8 codes, plus bias, which is kept in every form.
 
     weight_scale   one value, one per row, or a grid of blocks; the block is weight.block_size, else that of the scale,
-                   else 128 x 128. A grid that fits only when it is transposed is taken so
+                   else 128 x 128. A grid that would fit transposed is refused: of a square weight nobody could tell
     The weight is dequantised inside the product; X and bias have gradients, the codes have none.
 
         >>> y = unsloth.fp8_linear(torch.randn(2, 256), codes, scales, bias=torch.zeros(128))
@@ -128,11 +128,11 @@ def fp8_linear(X: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor
     scale = _as_scale(weight_scale)
     if kind is not None:
         layout, scale = Granularity(kind), scale.reshape(-1, 1)
-    elif scale.dim() == 2 and tuple(scale.shape) != layout.grid(*weight.shape) == tuple(scale.shape[::-1]):
-        scale = scale.t()  # of a weight that was transposed
     elif scale.dim() != 2 or tuple(scale.shape) != layout.grid(*weight.shape):
+        turned = scale.dim() == 2 and tuple(scale.shape[::-1]) == layout.grid(*weight.shape)
         raise ShapeMismatchError(f"[fp8_linear] weight_scale is {list(weight_scale.shape)}, expected "
-                                 f"{list(layout.grid(*weight.shape))} for weight {list(weight.shape)} in blocks of {block}")
+                                 f"{list(layout.grid(*weight.shape))} for weight {list(weight.shape)} in blocks of {block}"
+                                 + (": if it belongs to the transposed weight, pass weight_scale.t()" if turned else ""))
     flat = X.reshape(-1, X.shape[-1])
     rows = torch.tensor([0, flat.shape[0]], dtype=torch.int64, device=X.device)
     stack = Quantized(weight.detach().unsqueeze(0), scale.unsqueeze(0), layout)
