@@ -21,15 +21,21 @@ struct grid {
 class launcher {
  public:
   template <class Args>
-  launcher(char const* operation, Args args, stream where) : launcher(operation, where) {
-    for_each_operand(args, [&](operand const& o) {
-      if (o.tensor.span() == 0) return;
-      check_owner(operation, o.argument, o.member, o.tensor.data, where.device);
-    });
+  launcher(char const* operation, Args const& args, stream where) : launcher(operation, where) {
+    check_operands(args);
   }
   ~launcher();
   launcher(launcher const&) = delete;
   launcher& operator=(launcher const&) = delete;
+
+  /// Of a further call that is made by the same launches.
+  template <class Args>
+  void check_operands(Args args) const {
+    for_each_operand(args, [&](operand const& o) {
+      if (o.tensor.span() == 0) return;
+      check_owner(operation_, o.argument, o.member, o.tensor.data, where_.device);
+    });
+  }
 
   template <class Parameters>
   void launch(kernel<Parameters> const& what, grid const& shape, Parameters const& parameters) {

@@ -4,6 +4,7 @@
 #include "cuda/grouped_gemm_wgmma.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/plan.hpp"
 #include "cuda/quantizing.hpp"
 #include "cuda/usual.hpp"
 
@@ -46,18 +47,14 @@ struct usual_calls {
   }
 };
 
-bool is_dense(tensor_view const& tensor) { return !tensor.present() || tensor.is_contiguous(); }
-
 support has_few_slots(plan_args const& args) {
   routing_plan const& plan = args.plan;
-  if (plan.tokens > most_tokens || plan.slots() > few_slots || plan.experts > plan_rounds_experts) {
-    return support::no(fmt::format(
-        "{} tokens, {} slots and {} experts: it takes at most {}, {} and {}", plan.tokens,
-        plan.slots(), plan.experts, most_tokens, few_slots, plan_rounds_experts));
+  if (plan.tokens > most_tokens || plan.slots() > few_slots) {
+    return support::no(fmt::format("{} tokens and {} slots: it takes at most {} and {}",
+                                   plan.tokens, plan.slots(), most_tokens, few_slots));
   }
   if (plan.slots() == 0) return support::no("there are no slots");
-  if (is_dense(args.expert_ids) && is_dense(args.weights)) return support::yes();
-  return support::no("ids or weights have gaps");
+  return fits_one_launch(args);
 }
 
 support takes_layer(layer_calls const& calls) {
@@ -78,47 +75,18 @@ support takes_layer(layer_calls const& calls) {
   return wgmma::takes(calls.down);
 }
 
-plan_rounds_parameters plan_parameters_of(plan_args const& args) {
-  routing_plan const& plan = args.plan;
-  index_t const most = args.capacity < 0 ? few_slots : args.capacity;
-  auto const longs = [](tensor_view const& t) { return static_cast<std::int64_t*>(t.data); };
-  return {.ids = args.expert_ids.data,
-          .weights = args.weights.present() ? args.weights.data : nullptr,
-          .slots = narrow<int>(plan.slots()),
-          .experts = narrow<int>(plan.experts),
-          .top_k = narrow<int>(plan.top_k),
-          .most_rows = narrow<int>(std::min<index_t>(most, few_slots)),
-          .ids_type = args.expert_ids.type,
-          .weights_type = args.weights.type,
-          .first_expert = args.first_expert,
-          .slot_to_row = longs(plan.slot_to_row),
-          .row_to_slot = longs(plan.row_to_slot),
-          .slot_weight = static_cast<float*>(plan.slot_weight.data),
-          .expert_begin = longs(plan.expert_begin),
-          .experts_total = args.experts_total,
-          .status = longs(plan.status)};
-}
-
-template <class Args>
-void check_owners(Args args, stream where) {
-  for_each_operand(args, [&](operand const& o) {
-    if (o.tensor.span() == 0) return;
-    check_owner("layer", o.argument, o.member, o.tensor.data, where.device);
-  });
-}
-
 void run_layer(layer_calls const& calls, stream where) {
   launcher on("layer", calls.plan, where);
-  check_owners(calls.gather, where);
-  check_owners(calls.gate_up, where);
-  check_owners(calls.down, where);
-  check_owners(calls.combine, where);
+  on.check_operands(calls.gather);
+  on.check_operands(calls.gate_up);
+  on.check_operands(calls.down);
+  on.check_operands(calls.combine);
   usual_calls const usual(calls);
   routing_plan const& plan = calls.plan.plan;
   layer_counters const at =
       counters_of(plan.slots(), calls.gather.x.extent[1], calls.activate.gate.extent[1]);
   auto* const counters = static_cast<std::uint32_t*>(calls.counters.data);
-  plan_gather_parameters const first = {.plan = plan_parameters_of(calls.plan),
+  plan_gather_parameters const first = {.plan = rounds_parameters_of(calls.plan),
                                         .gather = {.x = *usual.x,
                                                    .to = *usual.rows,
                                                    .slot_to_row = nullptr,

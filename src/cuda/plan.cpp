@@ -1,4 +1,5 @@
-#include "cuda/kernels/plan_rounds.hpp"
+#include "cuda/plan.hpp"
+
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 
@@ -36,6 +37,8 @@ plan_parameters parameters_of(plan_args const& args) {
 
 /// Whether the elements lie one after the other.
 bool is_dense(tensor_view const& tensor) { return !tensor.present() || tensor.is_contiguous(); }
+
+}  // namespace
 
 support fits_one_launch(plan_args const& args) {
   routing_plan const& plan = args.plan;
@@ -75,6 +78,8 @@ plan_rounds_parameters rounds_parameters_of(plan_args const& args) {
           .experts_total = args.experts_total,
           .status = longs(plan.status)};
 }
+
+namespace {
 
 void run_one_launch(plan_args const& args, stream where) {
   launcher on("plan", args, where);

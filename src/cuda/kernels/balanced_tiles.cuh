@@ -14,7 +14,7 @@ struct row_tile {
 };
 
 /// The row tiles of all experts one after the other; by one warp. For cuts without a granule whose
-/// rows are ints.
+/// rows and experts are ints, and a tile past their end too (wgmma_operands.cpp takes no others).
 class row_tile_walk {
  public:
   __device__ explicit row_tile_walk(tile_cut const& cut) : cut_(cut) { look(0); }
@@ -47,8 +47,8 @@ class row_tile_walk {
     begin_ = rows_ = 0;
     if (expert < cut_.experts()) {
       index_t const begin = cut_.begin(expert);
-      begin_ = static_cast<int>(begin);                    // narrow-ok: as asked for
-      rows_ = static_cast<int>(cut_.rows(expert, begin));  // narrow-ok: as asked for
+      begin_ = static_cast<int>(begin);                    // narrow-ok: host looked
+      rows_ = static_cast<int>(cut_.rows(expert, begin));  // narrow-ok: host looked
     }
     with_rows_ = __ballot_sync(~0U, rows_ > 0);
   }

@@ -1,0 +1,13 @@
+#pragma once
+
+#include "cuda/kernels/plan_rounds.hpp"
+#include "moe64/error.hpp"
+#include "moe64/ops.hpp"
+
+/// What kernels that make a plan in one launch ask of a call, and the call as they see it.
+namespace moe64::cuda {
+
+[[nodiscard]] support fits_one_launch(plan_args const& args);
+[[nodiscard]] plan_rounds_parameters rounds_parameters_of(plan_args const& args);
+
+}  // namespace moe64::cuda
