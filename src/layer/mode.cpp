@@ -36,7 +36,7 @@ std::string conflict(compute_mode mode, weight_stack const& gate_up, weight_stac
 
 /// Whether `where` multiplies the codes of both projections in hardware, and if not, of which one
 /// it does not and why. The backend is asked about the very calls that forward would make, for one
-/// row in memory that is nowhere: no other number of rows has another answer.
+/// row in memory that is nowhere, however many there will be.
 support multiplies_codes(layer_desc const& layer, dtype io, moe64::device where) {
   layer_shape const one_row = {.tokens = 1, .top_k = 1, .io = io};
   arena nowhere{where};
