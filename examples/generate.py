@@ -56,7 +56,8 @@ def main() -> int:
         theirs, theirs_seconds = timed(model, ids, options.tokens)
         model.set_experts_implementation("moe64")
         names = moe64.transformers.keep_codes(model, path)
-        modes = {moe64.explain(moe64.transformers.weights_of(model.get_submodule(name)), options.device)[0] for name in names}
+        weights = [moe64.transformers.weights_of(model.get_submodule(name)) for name in names]
+        modes = {moe64.explain(one, options.device)[0] for one in weights}
         if options.adapter is not None:
             from peft import PeftModel
             model = PeftModel.from_pretrained(model, options.adapter)
