@@ -57,9 +57,9 @@ class Problem:
     def inputs(self, lora):
         return [self.x, self.routing, *(self.factors if lora else [])]
 
-    def ours(self, scheme, lora=True):
+    def ours(self, scheme, lora=True, mode="auto"):
         a1, b1, a2, b2 = self.factors
-        weights = moe64.ExpertWeights(self.gate_up, self.down, "silu_glu", scheme=scheme)
+        weights = moe64.ExpertWeights(self.gate_up, self.down, "silu_glu", scheme=scheme, mode=mode)
         if lora:
             weights = weights.with_lora(moe64.Lora(a1, b1, 2.0), moe64.Lora(a2, b2, 2.0))
         return lambda: moe64.experts(self.x, self.ids, self.routing, weights), weights
@@ -136,7 +136,7 @@ def rows_of(name, options):
         far = distances(problem, forward, theirs)
         seconds, added = step(forward, with_lora)
         yield [title, f"moe64, {mode}", seconds, added, f"{peer / seconds:.2f}x", step(forward, None)[0],
-               step(problem.ours(scheme, lora=False)[0], without)[0], far]
+               step(problem.ours(scheme, lora=False, mode=mode)[0], without)[0], far]
     forward, inputs = problem.as_in_peft("dynamic")
     seconds, added = step(forward, inputs)
     yield [title, "moe64, float32 factors as PEFT has them", seconds, added, f"{peer / seconds:.2f}x",

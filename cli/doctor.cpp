@@ -136,14 +136,21 @@ std::vector<choice> choices(moe64::device where) {
 }
 
 /// The compute mode of whole layers, and why.
-std::vector<std::vector<std::string>> modes() {
-  std::vector<std::vector<std::string>> rows{{"layer", "answer"}};
-  for (char const* format : {"e4m3", "bf16", "mxfp4"}) {
-    problem const p = parse_problem(
-        fmt::format("tokens=2 hidden=256 inter=256 experts=2 top_k=1 weight={}", format));
-    rows.push_back({fmt::format("weight={}", format), cases::problem_case(p).remark()});
+struct mode_answer {
+  moe64::device where;
+  std::string layer, answer;
+};
+
+std::vector<mode_answer> modes(moe64::device where) {
+  std::vector<mode_answer> all;
+  for (char const* const layer :
+       {"weight=e4m3", "weight=e4m3 scheme=dynamic", "weight=bf16", "weight=mxfp4"}) {
+    problem p =
+        parse_problem(fmt::format("tokens=2 hidden=256 inter=256 experts=2 top_k=1 {}", layer));
+    p.device = where;
+    all.push_back({where, layer, cases::problem_case(p).remark()});
   }
-  return rows;
+  return all;
 }
 
 void print_text(machine const& m) {
@@ -167,7 +174,11 @@ void print_text(machine const& m) {
     }
     fmt::print("\n{}", table(rows));
   }
-  fmt::print("\n{}", table(modes()));
+  for (moe64::device const where : asked_devices()) {
+    std::vector<std::vector<std::string>> rows{{"layer on " + to_string(where), "answer"}};
+    for (mode_answer const& mode : modes(where)) rows.push_back({mode.layer, mode.answer});
+    fmt::print("\n{}", table(rows));
+  }
   fmt::print(
       "\nForce an implementation with impl=NAME; MOE64_VERBOSE=2 prints each choice as it is "
       "made.\n");
@@ -193,6 +204,13 @@ void print_json(machine const& m) {
                                       {"problem", c.problem_line},
                                       {"impl", c.chosen},
                                       {"why", c.reason}});
+    }
+  }
+  object["layers"] = json::array();
+  for (moe64::device const where : asked_devices()) {
+    for (mode_answer const& mode : modes(where)) {
+      object["layers"].push_back(
+          {{"layer", mode.layer}, {"device", to_string(mode.where)}, {"answer", mode.answer}});
     }
   }
   fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));

@@ -14,6 +14,8 @@ constexpr char const* keys =
   act          silu_glu | gelu_glu gelu_tanh_glu gptoss_glu clamped_silu_glu
                silu gelu relu2
   mode         auto | w8a16 w8a8 native
+  scheme       unstated | dynamic       what auto follows: activations
+               quantised on the fly
   io           bf16 | f32 f16           type of activations
   layout       concatenated | interleaved
   routing      uniform | zipf one_expert sentinel:SHARE

@@ -55,7 +55,9 @@ def main() -> int:
         ids = ids.to(options.device)
         theirs, theirs_seconds = timed(model, ids, options.tokens)
         model.set_experts_implementation("moe64")
-        moe64.transformers.keep_codes(model, path)
+        names = moe64.transformers.keep_codes(model, path)
+        weights = [moe64.transformers.weights_of(model.get_submodule(name)) for name in names]
+        modes = {moe64.explain(one, options.device)[0] for one in weights}
         if options.adapter is not None:
             from peft import PeftModel
             model = PeftModel.from_pretrained(model, options.adapter)
@@ -63,7 +65,8 @@ def main() -> int:
     print(tokenizer.decode(ours) if tokenizer else " ".join(map(str, ours.tolist())))
     same = int((ours[:len(theirs)] == theirs[:len(ours)]).long().cumprod(0).sum())
     print(f"{len(ours)} tokens in {seconds:.2f} s (Transformers' own experts: {theirs_seconds:.2f} s); the first {same} are "
-          "the same" + (", then rounding decides" if options.adapter is None and same < len(theirs) else ""))
+          "the same" + (", then rounding decides" if options.adapter is None and same < len(theirs) else "")
+          + (" (w8a8: activations are rounded to 8 bits too)" if options.adapter is None and "w8a8" in modes else ""))
     return 0
 
 

@@ -47,8 +47,9 @@ struct backend {
 
   /// Scratch of plan, in bytes.
   index_t (*plan_scratch_bytes)(index_t tokens, index_t top_k, index_t experts);
-  /// Whether the hardware multiplies 8-bit floats, and if not why not: what resolve_mode asks.
-  support (*multiplies_float8)();
+  /// The implementation of grouped_gemm whose products of 8-bit floats are the hardware's own: what
+  /// it takes, `auto` may choose w8a8 for. nullptr: there is none.
+  implementation<grouped_gemm_args> const* float8_product;
   /// Whether a gather that quantises makes the codes of such a token once for all of its rows: then
   /// it moves less than quantize and a gather of codes.
   bool (*gathers_codes_once)(dtype x, index_t cols);

@@ -69,10 +69,11 @@ layer_scenario::layer_scenario(setting const& s) : s_(s) {
   }
   layer_.activation = p.act;
   layer_.mode = p.mode;
+  layer_.scheme = p.scheme;
   layer_.weight_on = p.weight_on;
   layer_.implementation = p.impl;
   expert_bytes_ = used.empty() ? 0.0 : build.bytes_in_use() / static_cast<double>(used.size());
-  mode_ = resolve_mode(layer_, p.device);
+  mode_ = resolve_mode(layer_, p.io, p.device);
   double const x =
       p.weight_on == weight_placement::input ? 1.0 / static_cast<double>(p.top_k) : 1.0;
   double const adapter = p.lora > 0 ? 0.25 : 0.0;  // variance of what LoRA adds to that of the base

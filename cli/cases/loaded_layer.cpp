@@ -28,6 +28,7 @@ problem problem_of(layer_desc const& layer, loaded_options const& options) {
   p.scale = layer.gate_up.weights.layout();
   p.act = layer.activation;
   p.mode = layer.mode;
+  p.scheme = layer.scheme;
   p.io = options.io;
   p.weight_on = layer.weight_on;
   p.backward = options.backward;
@@ -66,7 +67,7 @@ loaded_layer::loaded_layer(layer_desc const& layer, loaded_options const& option
   }
   setting const s{p_, data_mode::random, memory, executor, 1};
   routed_ = make_routing(memory, p_, data_mode::random);
-  mode_ = resolve_mode(layer, p_.device);
+  mode_ = resolve_mode(layer, p_.io, p_.device);
   layer_shape const shape{p_.tokens, p_.top_k, p_.io};
   forward_.x = plain_rows(s, "x", tensor_id::x, p_.tokens, p_.tokens, p_.hidden);
   forward_.expert_ids = routed_.expert_ids;

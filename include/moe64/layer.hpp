@@ -73,11 +73,13 @@ struct mode_choice {
   std::string reason;
 };
 
-/// The mode that `layer` runs in on `where`, and why. Automatic: plain weights: native; a
-/// checkpoint that states dynamic activation quantisation: w8a8 where the device multiplies 8-bit
-/// floats; otherwise w8a16. It looks at formats and hardware, never at the number of tokens. A mode
-/// that the formats rule out is errc::unsupported.
-[[nodiscard]] MOE64_API mode_choice resolve_mode(layer_desc const& layer, moe64::device where);
+/// The mode that `layer` runs in on `where` with x of type `io`, and why. Automatic: plain weights:
+/// native; a checkpoint that states dynamic activation quantisation: w8a8 where the device
+/// multiplies 8-bit floats and takes both projections so (docs/numerics.md); otherwise w8a16. It
+/// looks at the layer, `io` and the hardware, never at the number of tokens. A mode that the
+/// formats rule out is errc::unsupported.
+[[nodiscard]] MOE64_API mode_choice resolve_mode(layer_desc const& layer, dtype io,
+                                                 moe64::device where);
 
 /// How activations are quantised in w8a8 beside weights of this granularity: blocks and groups: 1 x
 /// 128; tensor and row: one scale per row.

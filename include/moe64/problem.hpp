@@ -50,6 +50,7 @@ struct problem {
   dtype scale_dtype = dtype::f32;
   activation_spec act;
   compute_mode mode = compute_mode::automatic;
+  activation_scheme scheme = activation_scheme::unstated;  ///< what mode=auto follows
   dtype io = dtype::bf16;
   gate_up_layout layout = gate_up_layout::concatenated;
   routing_kind routing = routing_kind::uniform;

@@ -12,7 +12,7 @@ from ctypes import (
     c_uint64, c_void_p,
 )
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 F32, BF16, F16, E4M3, E5M2, E8M0, INT8, INT4, FP4, INT32, INT64, UINT8 = range(12)
 CPU, CUDA = 0, 1
@@ -246,7 +246,7 @@ STATUS_FUNCTIONS: dict[str, list] = {
     "activate_backward": [POINTER(ActivateBackwardArgs), Stream],
     "layer_create": [POINTER(LayerDesc), _HANDLE],
     "layer_look": [c_void_p, POINTER(LayerView)],
-    "resolve_mode": [c_void_p, Device, POINTER(c_uint8), c_char_p, c_int64],
+    "resolve_mode": [c_void_p, c_uint8, Device, POINTER(c_uint8), c_char_p, c_int64],
     "saved_bytes": [c_void_p, POINTER(LayerShape), Device, _SIZE],
     "forward_bytes": [c_void_p, POINTER(LayerShape), c_uint8, Device, _SIZE],
     "forward": [c_void_p, POINTER(ForwardArgs), Stream],

@@ -43,7 +43,7 @@ class CodeExperts(nn.Module):
         self.num_experts = 0
         self.has_gate = weights.activation.gated
         self._formats: dict[str, dict] = {}
-        self.how: dict[str, Any] = {"scheme": weights.scheme, "weight_on": weights.weight_on}
+        self.activation_scheme, self.weight_on = weights.scheme, weights.weight_on
         self.has_bias = weights.down.bias is not None or weights.gate_up.bias is not None
         for name, projection in (("gate_up_proj" if self.has_gate else "up_proj", weights.gate_up),
                                  ("down_proj", weights.down)):

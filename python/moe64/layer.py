@@ -272,15 +272,20 @@ def _needs_gradient(x: torch.Tensor, factors: torch.Tensor | None, operands: lis
             or any(tensor.requires_grad for tensor in operands))
 
 
-def explain(weights: ExpertWeights, device: torch.device | str = "cpu") -> tuple[str, str]:
-    """The mode that a layer runs in on a device, and why.
+def explain(weights: ExpertWeights, device: torch.device | str = "cpu",
+            dtype: torch.dtype = torch.bfloat16) -> tuple[str, str]:
+    """The mode that a layer runs in on a device with x of this type, and why.
 
         >>> moe64.explain(weights)
         ('w8a16', 'the checkpoint states no quantisation of activations')
     """
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise DtypeMismatchError(f"[explain] dtype is {dtype}, not float32, bfloat16 or float16")
     layer = layer_of(*flatten(weights))
     where = torch.device(device)
+    if where.type == "cuda" and where.index is None and torch.cuda.is_available():
+        where = torch.device("cuda", torch.cuda.current_device())
     c_device = CPU if where.type == "cpu" else _c.Device(_c.CUDA, 0, where.index or 0)
     mode, reason = ctypes.c_uint8(), ctypes.create_string_buffer(1024)
-    library().call("resolve_mode", layer.handle, c_device, mode, reason, len(reason))
+    library().call("resolve_mode", layer.handle, _CODES[dtype], c_device, mode, reason, len(reason))
     return list(_c.MODES)[mode.value], reason.value.decode()

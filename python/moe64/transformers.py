@@ -139,10 +139,9 @@ def weights_of(module: nn.Module, factors: dict[str, Lora] | None = None) -> Exp
     for name in (first, "down_proj"):
         bias = getattr(module, name + "_bias", None) if getattr(module, "has_bias", False) else None
         made.append(Projection(_matrix(module, name, fused=name == "gate_up_proj"), bias, factors.get(name)))
-    if isinstance(module, CodeExperts):
-        return ExpertWeights(made[0], made[1], act, **module.how)
     return ExpertWeights(made[0], made[1], act, interleaved=not getattr(module, "is_concatenated", True),
-                         scheme="dynamic" if getattr(module, "activation_scheme", None) == "dynamic" else "unstated")
+                         scheme="dynamic" if getattr(module, "activation_scheme", None) == "dynamic" else "unstated",
+                         weight_on=module.weight_on if isinstance(module, CodeExperts) else "output")
 
 
 class _Seen:

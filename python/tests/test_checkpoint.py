@@ -153,6 +153,8 @@ def test_keep_codes_gives_the_logits_of_the_expanded_model(synth, like, device):
         assert all(moe64.transformers.weights_of(module).scheme == scheme for module in codes)
         model.to(torch.bfloat16)  # takes everything along but codes and scales
         assert all(module.down_proj.element_size() == 1 for module in codes)
+        for module in codes:
+            module.activation_scheme = "none"  # products of unquantised activations, on a Hopper too
         assert distance(model(tokens.to(device)).logits.cpu().float(), kept) <= 0.05
 
 

@@ -124,14 +124,15 @@ moe64_status moe64_layer_look(const moe64_layer* layer, moe64_layer_view* view) 
   });
 }
 
-moe64_status moe64_resolve_mode(const moe64_layer* layer, moe64_device device,
+moe64_status moe64_resolve_mode(const moe64_layer* layer, moe64_dtype io, moe64_device device,
                                 moe64_compute_mode* mode, char* reason, int64_t reason_bytes) {
   return guarded([&] {
     argument const at("resolve_mode");
     auto const& desc = required(layer, at["layer"]).desc;
     auto& out = required(mode, at["mode"]);
     text_buffer const text(reason, reason_bytes, at);
-    auto const choice = moe64::resolve_mode(desc, to_cpp(device, at["device"]));
+    auto const type = enumerator(io, moe64::dtype::uint8, at["io"]);
+    auto const choice = moe64::resolve_mode(desc, type, to_cpp(device, at["device"]));
     out = static_cast<moe64_compute_mode>(choice.mode);
     text.assign(choice.reason);
   });

@@ -41,6 +41,10 @@ constexpr word<compute_mode> modes[] = {
     {compute_mode::w8a8, "w8a8"},
     {compute_mode::native, "native"},
 };
+constexpr word<activation_scheme> schemes[] = {
+    {activation_scheme::unstated, "unstated"},
+    {activation_scheme::dynamic, "dynamic"},
+};
 constexpr word<weight_format> formats[] = {
     {weight_format::f32, "f32"},   {weight_format::bf16, "bf16"},   {weight_format::f16, "f16"},
     {weight_format::e4m3, "e4m3"}, {weight_format::e5m2, "e5m2"},   {weight_format::int8, "int8"},
@@ -198,6 +202,7 @@ constexpr key keys[] = {
      },
      [](problem const& p) { return std::string(name_in(activations, p.act.kind)); }},
     word_key<&problem::mode, modes>("mode"),
+    word_key<&problem::scheme, schemes>("scheme"),
     type_key<&problem::io, is_float>("io"),
     word_key<&problem::layout, layouts>("layout"),
     {"routing", [](problem& p, std::string_view, std::string_view text) { parse_routing(p, text); },

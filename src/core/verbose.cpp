@@ -33,6 +33,11 @@ void print_launched(char const* operation, moe64::device where, char const* kern
              stderr);
 }
 
+void print_mode(moe64::device where, std::string_view mode, std::string const& reason) {
+  std::fputs(fmt::format("moe64,mode,layer,{},{},{}\n", to_string(where), mode, reason).c_str(),
+             stderr);
+}
+
 void print_refused(char const* operation, moe64::device where, char const* implementation,
                    std::string const& reason) {
   std::fputs(fmt::format("moe64,refused,{},{},{},{}\n", operation, to_string(where), implementation,

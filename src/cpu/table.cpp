@@ -17,7 +17,7 @@ backend const& cpu_backend() {
       .activate = cpu::activate_list(),
       .activate_backward = cpu::activate_backward_list(),
       .plan_scratch_bytes = cpu::plan_scratch_bytes,
-      .multiplies_float8 = [] { return support::no("the CPU has no 8-bit float products"); },
+      .float8_product = nullptr,
       .gathers_codes_once = [](dtype, index_t) { return false; },
       .layer = {},
       .layer_counter_bytes = [](index_t, index_t, index_t) { return index_t{0}; },

@@ -57,8 +57,10 @@ void run_reference(grouped_gemm_args const& args, stream where) {
             parameters_of(args));
 }
 
+constexpr implementation<grouped_gemm_args> of_codes = {"wgmma", wgmma::takes, wgmma::grouped_gemm};
+
 constexpr implementation<grouped_gemm_args> multipliers[] = {
-    {"wgmma", wgmma::takes, wgmma::grouped_gemm},
+    of_codes,
     {"wgmma_decode", wgmma_decode::takes, wgmma_decode::grouped_gemm},
     {"mma", mma::takes, mma::grouped_gemm},
     {"reference", any_call<grouped_gemm_args>, run_reference},
@@ -67,5 +69,7 @@ constexpr implementation<grouped_gemm_args> multipliers[] = {
 }  // namespace
 
 implementation_list<grouped_gemm_args> grouped_gemm_list() { return multipliers; }
+
+implementation<grouped_gemm_args> const* float8_product() { return &of_codes; }
 
 }  // namespace moe64::cuda

@@ -17,7 +17,7 @@ backend const& cuda_backend() {
       .activate = cuda::activate_list(),
       .activate_backward = cuda::activate_backward_list(),
       .plan_scratch_bytes = cuda::plan_scratch_bytes,
-      .multiplies_float8 = [] { return support::no("on CUDA w8a8 has to be asked for"); },
+      .float8_product = cuda::float8_product(),
       .gathers_codes_once = cuda::gathers_codes_once,
       .layer = cuda::layer_list(),
       .layer_counter_bytes = cuda::layer_counter_bytes,

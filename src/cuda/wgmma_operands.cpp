@@ -24,6 +24,7 @@ int blocks_in(index_t per, index_t extent) {
 support has_hopper(moe64::device where) {
   int major = 0, minor = 0;
   if (the_runtime().capability(where.ordinal, &major, &minor) != 0) {
+    (void)the_runtime().take_error();  // or the next launch would report it as its own
     return support::no(fmt::format("{} does not tell its compute capability", to_string(where)));
   }
   if (major == 9 && minor == 0) return support::yes();

@@ -1,5 +1,6 @@
 #include "layer/at_once.hpp"
 
+#include "layer/projection.hpp"
 #include "ops/at_once.hpp"
 
 namespace moe64 {
@@ -15,12 +16,12 @@ bool forward_at_once(layer_desc const& layer, forward_operands const& operands,
   bool const gated = is_gated(layer.activation.kind);
   workspace const scratch = {b.plan_scratch.data, b.plan_scratch.span_bytes(), where.device};
   auto const product = [&](projection const& of, code_buffers const& x, tensor_view const& y) {
-    return grouped_gemm_args{.x = x.view(),
-                             .weights = of.weights,
-                             .expert_begin = plan.expert_begin,
-                             .bias = of.bias,
-                             .y = y,
-                             .settled = true};
+    return product_of(of, {.x = x.view(),
+                           .plain_x = {},
+                           .low_rank = {},
+                           .expert_begin = plan.expert_begin,
+                           .y = y,
+                           .implementation = {}});
   };
   return run_at_once(
       {.plan = {.expert_ids = operands.expert_ids,

@@ -1,4 +1,5 @@
 #include "core/fail.hpp"
+#include "core/verbose.hpp"
 #include "layer/at_once.hpp"
 #include "layer/check.hpp"
 #include "layer/projection.hpp"
@@ -36,13 +37,15 @@ forward_call check_forward(layer_desc const& layer, forward_args const& args, mo
   call.y = args.y.as_matrix();
   check.no_self_overlap("y", call.y);
   check.no_overlap("y", call.y, "x", call.x);
-  call.mode = resolve_mode(layer, where).mode;
+  mode_choice const choice = resolve_mode(layer, call.shape.io, where);
+  if (verbose_level() >= 2) print_mode(where, name(choice.mode), choice.reason);
+  call.mode = choice.mode;
   bool const keeps = args.saved.bytes > 0;
   if (keeps) {
     check_workspace("forward", "saved", args.saved, saved_bytes(layer, call.shape, where), where);
   }
   check_workspace("forward", "scratch", args.scratch,
-                  forward_bytes(layer, call.shape, keeps, where), where);
+                  forward_bytes_in(call.mode, layer, call.shape, keeps, where), where);
   for (auto const& [label, memory] :
        {std::pair{"saved", args.saved}, std::pair{"scratch", args.scratch}}) {
     check_apart(

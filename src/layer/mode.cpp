@@ -1,5 +1,7 @@
 #include "core/fail.hpp"
-#include "moe64/layer.hpp"
+#include "layer/check.hpp"
+#include "layer/projection.hpp"
+#include "layer/workspace.hpp"
 #include "ops/capability.hpp"
 
 namespace moe64 {
@@ -32,6 +34,29 @@ std::string conflict(compute_mode mode, weight_stack const& gate_up, weight_stac
   return fmt::format("mode {} is unknown", fmt::underlying(mode));
 }
 
+/// Whether `where` multiplies the codes of both projections in hardware, and if not, of which one
+/// it does not and why. The backend is asked about the very calls that forward would make, for one
+/// row in memory that is nowhere, however many there will be.
+support multiplies_codes(layer_desc const& layer, dtype io, moe64::device where) {
+  layer_shape const one_row = {.tokens = 1, .top_k = 1, .io = io};
+  arena nowhere{where};
+  saved_buffers const saved = cut_saved(nowhere, layer, one_row);
+  forward_buffers const b = cut_forward(nowhere, layer, one_row, compute_mode::w8a8, where);
+  auto const answer = [&](projection const& of, code_buffers const& x, tensor_view const& y) {
+    return multiplies_float8(product_of(of, {.x = x.view(),
+                                             .plain_x = {},
+                                             .low_rank = b.low_rank,
+                                             .expert_begin = saved.plan.expert_begin,
+                                             .y = y,
+                                             .implementation = layer.implementation}),
+                             where);
+  };
+  support const gate_up = answer(layer.gate_up, b.row_codes, saved.gate_up);
+  if (!gate_up) return support::no("gate_up: " + gate_up.reason());
+  support const down = answer(layer.down, b.inner_codes, b.rows);
+  return down ? down : support::no("down: " + down.reason());
+}
+
 }  // namespace
 
 granularity activation_granularity(granularity const& weights) {
@@ -39,7 +64,8 @@ granularity activation_granularity(granularity const& weights) {
   return along_rows ? granularity::group(128) : granularity::row();
 }
 
-mode_choice resolve_mode(layer_desc const& layer, moe64::device where) {
+mode_choice resolve_mode(layer_desc const& layer, dtype io, moe64::device where) {
+  check_shape(checker("layer", where), {.tokens = 0, .top_k = 1, .io = io});
   weight_stack const& gate_up = layer.gate_up.weights;
   weight_stack const& down = layer.down.weights;
   if (layer.mode != compute_mode::automatic) {
@@ -58,7 +84,7 @@ mode_choice resolve_mode(layer_desc const& layer, moe64::device where) {
   }
   std::string const problem = conflict(compute_mode::w8a8, gate_up, down);
   if (!problem.empty()) return {compute_mode::w8a16, problem};
-  support const hardware = multiplies_float8(where);
+  support const hardware = multiplies_codes(layer, io, where);
   if (!hardware) return {compute_mode::w8a16, hardware.reason()};
   return {compute_mode::w8a8, "the checkpoint states dynamic quantisation of activations"};
 }

@@ -3,11 +3,16 @@
 namespace moe64 {
 namespace {
 
+/// Where x A^T lies in `buffer`: in its first columns.
+tensor_view columns_of(tensor_view const& buffer, lora_adapter const& lora) {
+  return buffer.slice(1, 0, lora.a.rows());
+}
+
 /// x A^T, in the first columns of `buffer`.
 tensor_view enter_low_rank(lora_adapter const& lora, tensor_view const& x,
                            tensor_view const& buffer, tensor_view const& expert_begin,
                            std::string_view implementation, stream where) {
-  tensor_view const u = buffer.slice(1, 0, lora.a.rows());
+  tensor_view const u = columns_of(buffer, lora);
   grouped_gemm({.x = quantized_view::plain(x),
                 .weights = lora.a,
                 .expert_begin = expert_begin,
@@ -34,23 +39,25 @@ tensor_view leave_low_rank(lora_adapter const& lora, tensor_view const& dy,
 
 }  // namespace
 
-void project(projection const& p, project_args const& args, stream where) {
+grouped_gemm_args product_of(projection const& p, project_args const& args) {
   low_rank_term low_rank;
+  if (p.lora.present()) low_rank = {columns_of(args.low_rank, p.lora), p.lora.b, p.lora.scaling};
+  return {.x = args.x,
+          .weights = p.weights,
+          .expert_begin = args.expert_begin,
+          .bias = p.bias,
+          .low_rank = low_rank,
+          .y = args.y,
+          .implementation = args.implementation,
+          .settled = true};
+}
+
+void project(projection const& p, project_args const& args, stream where) {
   if (p.lora.present()) {
-    low_rank.u = enter_low_rank(p.lora, args.plain_x, args.low_rank, args.expert_begin,
-                                args.implementation, where);
-    low_rank.weights = p.lora.b;
-    low_rank.scaling = p.lora.scaling;
+    static_cast<void>(enter_low_rank(p.lora, args.plain_x, args.low_rank, args.expert_begin,
+                                     args.implementation, where));
   }
-  grouped_gemm({.x = args.x,
-                .weights = p.weights,
-                .expert_begin = args.expert_begin,
-                .bias = p.bias,
-                .low_rank = low_rank,
-                .y = args.y,
-                .implementation = args.implementation,
-                .settled = true},
-               where);
+  grouped_gemm(product_of(p, args), where);
 }
 
 void project_backward(projection const& p, project_backward_args const& args, stream where) {

@@ -18,6 +18,8 @@ struct project_args {
   std::string_view implementation;
 };
 void project(projection const& p, project_args const& args, stream where);
+/// The product by the weights themselves in it; the low-rank term, if any, is in `low_rank`.
+[[nodiscard]] grouped_gemm_args product_of(projection const& p, project_args const& args);
 
 /// dx = dy W + scaling * (dy B) A
 struct project_backward_args {

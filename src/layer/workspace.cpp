@@ -117,6 +117,14 @@ backward_buffers cut_backward(arena& memory, layer_desc const& layer, layer_shap
   return buffers;
 }
 
+index_t forward_bytes_in(compute_mode mode, layer_desc const& layer, layer_shape const& shape,
+                         bool keeps_saved, moe64::device where) {
+  arena measure{where};
+  if (!keeps_saved) static_cast<void>(cut_saved(measure, layer, shape));
+  static_cast<void>(cut_forward(measure, layer, shape, mode, where));
+  return measure.bytes();
+}
+
 index_t saved_bytes(layer_desc const& layer, layer_shape const& shape, moe64::device where) {
   check_query(layer, shape, where);
   arena measure{where};
@@ -127,10 +135,8 @@ index_t saved_bytes(layer_desc const& layer, layer_shape const& shape, moe64::de
 index_t forward_bytes(layer_desc const& layer, layer_shape const& shape, bool keeps_saved,
                       moe64::device where) {
   check_query(layer, shape, where);
-  arena measure{where};
-  if (!keeps_saved) static_cast<void>(cut_saved(measure, layer, shape));
-  static_cast<void>(cut_forward(measure, layer, shape, resolve_mode(layer, where).mode, where));
-  return measure.bytes();
+  compute_mode const mode = resolve_mode(layer, shape.io, where).mode;
+  return forward_bytes_in(mode, layer, shape, keeps_saved, where);
 }
 
 index_t backward_bytes(layer_desc const& layer, layer_shape const& shape,

@@ -71,6 +71,10 @@ struct backward_needs {
 [[nodiscard]] forward_buffers cut_forward(arena& memory, layer_desc const& layer,
                                           layer_shape const& shape, compute_mode mode,
                                           moe64::device where);
+/// What forward_bytes answers once the mode is known.
+[[nodiscard]] index_t forward_bytes_in(compute_mode mode, layer_desc const& layer,
+                                       layer_shape const& shape, bool keeps_saved,
+                                       moe64::device where);
 [[nodiscard]] backward_buffers cut_backward(arena& memory, layer_desc const& layer,
                                             layer_shape const& shape, backward_needs const& needs);
 

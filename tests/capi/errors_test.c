@@ -258,10 +258,14 @@ static void test_layer(void) {
   moe64_compute_mode mode = 77;
   char reason[8];
   memset(reason, pattern, sizeof reason);
-  REFUSED(moe64_resolve_mode(layer, on_cpu(), &mode, reason, sizeof reason), MOE64_UNSUPPORTED,
-          "native", "e4m3");
-  REFUSED(moe64_resolve_mode(layer, on_cpu(), &mode, NULL, 8), MOE64_INVALID_ARGUMENT,
-          "[resolve_mode] reason", "8");
+  REFUSED(moe64_resolve_mode(layer, MOE64_DTYPE_BF16, on_cpu(), &mode, reason, sizeof reason),
+          MOE64_UNSUPPORTED, "native", "e4m3");
+  REFUSED(moe64_resolve_mode(layer, MOE64_DTYPE_BF16, on_cpu(), &mode, NULL, 8),
+          MOE64_INVALID_ARGUMENT, "[resolve_mode] reason", "8");
+  REFUSED(moe64_resolve_mode(layer, 99, on_cpu(), &mode, reason, sizeof reason),
+          MOE64_INVALID_ARGUMENT, "[resolve_mode] io", "99");
+  REFUSED(moe64_resolve_mode(layer, MOE64_DTYPE_E4M3, on_cpu(), &mode, reason, sizeof reason),
+          MOE64_DTYPE_MISMATCH, "io is e4m3", "bf16");
   CHECK(mode == 77 && untouched(reason, sizeof reason));
   moe64_layer_destroy(layer);
   moe64_weights_destroy((moe64_weights*)desc.gate_up.weights);
@@ -312,8 +316,10 @@ static void test_null(void) {
   moe64_layer_desc desc = moe64_layer_desc_init();
   NULL_REFUSED(moe64_layer_create(&desc, NULL), "layer_create", "layer");
   NULL_REFUSED(moe64_layer_create(&desc, &layer), "layer_create", "gate_up.weights");
-  NULL_REFUSED(moe64_resolve_mode(NULL, cpu, NULL, NULL, 0), "resolve_mode", "layer");
-  NULL_REFUSED(moe64_resolve_mode(layer, cpu, NULL, NULL, 0), "resolve_mode", "mode");
+  NULL_REFUSED(moe64_resolve_mode(NULL, MOE64_DTYPE_BF16, cpu, NULL, NULL, 0), "resolve_mode",
+               "layer");
+  NULL_REFUSED(moe64_resolve_mode(layer, MOE64_DTYPE_BF16, cpu, NULL, NULL, 0), "resolve_mode",
+               "mode");
   NULL_REFUSED(moe64_saved_bytes(NULL, &shape, cpu, &bytes), "saved_bytes", "layer");
   NULL_REFUSED(moe64_saved_bytes(layer, NULL, cpu, &bytes), "saved_bytes", "shape");
   NULL_REFUSED(moe64_saved_bytes(layer, &shape, cpu, NULL), "saved_bytes", "bytes");

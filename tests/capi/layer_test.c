@@ -273,11 +273,12 @@ static void run_layer(int quantised, int extras, moe64_stream stream) {
   moe64_layer* layer = make_layer(quantised, extras, moe64_layer_desc_init());
   moe64_compute_mode mode = 77;
   char reason[200] = "";
-  REQUIRE(moe64_resolve_mode(layer, on_cpu(), &mode, reason, sizeof reason) == MOE64_OK);
+  REQUIRE(moe64_resolve_mode(layer, MOE64_DTYPE_F32, on_cpu(), &mode, reason, sizeof reason) ==
+          MOE64_OK);
   CHECK(mode == (quantised ? MOE64_MODE_W8A16 : MOE64_MODE_NATIVE));
   CHECK(strlen(reason) > 3);
   char start[4] = "xxx";
-  CHECK(moe64_resolve_mode(layer, on_cpu(), &mode, start, 3) == MOE64_OK);
+  CHECK(moe64_resolve_mode(layer, MOE64_DTYPE_F32, on_cpu(), &mode, start, 3) == MOE64_OK);
   CHECK(memcmp(start, reason, 2) == 0 && start[2] == '\0');
 
   const moe64_layer_shape shape = {tokens, top_k, MOE64_DTYPE_F32, {0}};
@@ -441,12 +442,14 @@ static void test_options(void) {
   moe64_compute_mode mode = 77;
   char unstated[200], dynamic[200];
   layer = make_layer(1, 0, moe64_layer_desc_init());
-  CHECK(moe64_resolve_mode(layer, on_cpu(), &mode, unstated, sizeof unstated) == MOE64_OK);
+  CHECK(moe64_resolve_mode(layer, MOE64_DTYPE_BF16, on_cpu(), &mode, unstated, sizeof unstated) ==
+        MOE64_OK);
   moe64_layer_destroy(layer);
   desc = moe64_layer_desc_init();
   desc.scheme = MOE64_SCHEME_DYNAMIC;
   layer = make_layer(1, 0, desc);
-  CHECK(moe64_resolve_mode(layer, on_cpu(), &mode, dynamic, sizeof dynamic) == MOE64_OK);
+  CHECK(moe64_resolve_mode(layer, MOE64_DTYPE_BF16, on_cpu(), &mode, dynamic, sizeof dynamic) ==
+        MOE64_OK);
   CHECK(strcmp(unstated, dynamic) != 0);
   moe64_layer_destroy(layer);
 }

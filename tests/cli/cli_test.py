@@ -12,8 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMOKE = ROOT / "bench" / "problems" / "smoke.txt"
 SMALL = "tokens=4 hidden=32 inter=24 experts=4 top_k=2"
 OPERATIONS = "quantize route plan gather grouped_gemm activate combine".split()
-KEYS = ("op tokens hidden inter experts top_k weight scale scale_dtype act mode io layout routing weight_on lora bias "
-        "backward quantized device seed impl").split()
+KEYS = ("op tokens hidden inter experts top_k weight scale scale_dtype act mode scheme io layout routing weight_on lora "
+        "bias backward quantized device seed impl").split()
 VERBS = "verify bench doctor demo inspect check convert diff run synth".split()
 
 OK, FAILED, USAGE, UNSUPPORTED, OUT_OF_MEMORY = range(5)
@@ -219,6 +219,18 @@ class Texts(Tool):
         self.assertLessEqual(set(OPERATIONS), {one["operation"] for one in found["operations"]})
         for one in found["operations"]:
             self.assertNotEqual(one["impl"], "none", one)
+        layers = {(one["device"], one["layer"]): one["answer"] for one in found["layers"]}
+        self.assertIn("mode w8a16: gate_up: cpu has no products of 8-bit floats",
+                      layers["cpu", "weight=e4m3 scheme=dynamic"])
+        self.assertIn("mode native", layers["cpu", "weight=bf16"])
+        for answer in layers.values():
+            self.assertIn(answer, text)
+
+    def test_verbose_says_the_mode_of_a_layer_and_why(self):
+        done = run("verify", SMALL + " scheme=dynamic", MOE64_VERBOSE="2")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("moe64,mode,layer,cpu,w8a16,gate_up: cpu has no products of 8-bit floats", done.stderr.splitlines())
+        self.assertNotIn("moe64,mode,", run("verify", SMALL + " scheme=dynamic", MOE64_VERBOSE="1").stderr)
 
     def test_version(self):
         self.assertRegex(self.expect(OK, "version").stdout, r"^moe64 \d+\.\d+\.\d+\n$")

@@ -36,6 +36,19 @@ implementation_list<Args> list_of() {
   return only;
 }
 
+/// Like a device with products of 8-bit floats, so that `auto` has a choice to make.
+support takes_codes(grouped_gemm_args const& args) {
+  if (args.x.type() != dtype::e4m3 || args.weights.type() != dtype::e4m3) {
+    return support::no("x and weights are not both e4m3");
+  }
+  if (args.x.cols() % 16 != 0) return support::no("rows do not begin at multiples of 16 bytes");
+  if (args.low_rank.u.present()) return support::no("there is a low-rank term");
+  return bits(args.y.type) == 16 ? support::yes() : support::no("y is not in 16 bits");
+}
+
+constexpr implementation<grouped_gemm_args> of_codes = {"reference", takes_codes,
+                                                        run_on_cpu<grouped_gemm_args>};
+
 /// All calls of a layer at once are here its calls one by one: what the layer hands over is tested.
 support takes_few_slots(layer_calls const& calls) {
   if (calls.plan.plan.slots() <= few_slots && calls.counters.bytes == counter_bytes) {
@@ -73,7 +86,7 @@ backend const& cuda_backend() {
       .activate = list_of<activate_args>(),
       .activate_backward = list_of<activate_backward_args>(),
       .plan_scratch_bytes = cpu_backend().plan_scratch_bytes,
-      .multiplies_float8 = [] { return support::no("the emulation does not"); },
+      .float8_product = &of_codes,
       .gathers_codes_once = [](dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; },
       .layer = layers,
       .layer_counter_bytes = [](index_t slots, index_t, index_t) -> index_t {

@@ -402,7 +402,7 @@ layer_result layer_memory::result() const {
 }
 
 oracle::layer_call layer_memory::call() const {
-  compute_mode const mode = resolve_mode(desc, target().device).mode;
+  compute_mode const mode = resolve_mode(desc, forward.x.type, target().device).mode;
   return {forward.x.as_matrix(), forward.expert_ids.as_matrix(),
           forward.weights.present() ? forward.weights.as_matrix() : tensor_view{}, c_.capacity,
           mode};

@@ -63,7 +63,7 @@ std::vector<grouped_gemm_args> layer_products(layer_case const& c) {
   one.stored = -1;
   one.route(1, 1);
   layer_memory const memory(one);
-  compute_mode const mode = resolve_mode(memory.desc, target().device).mode;
+  compute_mode const mode = resolve_mode(memory.desc, c.io, target().device).mode;
   std::vector<grouped_gemm_args> all;
   add_products(memory.desc.gate_up, mode, c.io, all);
   add_products(memory.desc.down, mode, c.io, all);

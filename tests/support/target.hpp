@@ -207,9 +207,9 @@ template <class Args>
                                                 test::mirrored_device target) {
   return plan_scratch_bytes(tokens, top_k, experts, target.where);
 }
-[[nodiscard]] inline mode_choice resolve_mode(layer_desc const& layer,
+[[nodiscard]] inline mode_choice resolve_mode(layer_desc const& layer, dtype io,
                                               test::mirrored_device target) {
-  return resolve_mode(test::relabelled(layer, target.where), target.where);
+  return resolve_mode(test::relabelled(layer, target.where), io, target.where);
 }
 [[nodiscard]] inline index_t saved_bytes(layer_desc const& layer, layer_shape const& shape,
                                          test::mirrored_device target) {

@@ -52,7 +52,7 @@ class untouched {
 
 mode_choice mode_of(layer_case const& c) {
   layer_memory const memory(c);
-  return resolve_mode(memory.desc, target().device);
+  return resolve_mode(memory.desc, c.io, target().device);
 }
 
 TEST(layer_mode, automatic_says_why) {
@@ -105,12 +105,12 @@ TEST(layer_mode, a_mode_that_is_asked_for_is_taken_or_refused) {
     untouched const same(memory);
     memory.desc.mode = given.mode;
     if (given.runs) {
-      auto const choice = resolve_mode(memory.desc, target().device);
+      auto const choice = resolve_mode(memory.desc, c.io, target().device);
       EXPECT_EQ(choice.mode, given.mode);
       EXPECT_EQ(choice.reason, "asked for");
       EXPECT_GT(forward_bytes(memory.desc, memory.shape, true, target().device), 0);
     } else {
-      EXPECT_MOE64_ERROR(resolve_mode(memory.desc, target().device), errc::unsupported, type,
+      EXPECT_MOE64_ERROR(resolve_mode(memory.desc, c.io, target().device), errc::unsupported, type,
                          name(given.mode));
       EXPECT_MOE64_ERROR(memory.run_forward(), errc::unsupported, type, name(given.mode));
     }

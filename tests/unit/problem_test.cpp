@@ -17,10 +17,11 @@ bool equal(problem const& a, problem const& b) {
   return a.op == b.op && a.tokens == b.tokens && a.hidden == b.hidden && a.inter == b.inter &&
          a.experts == b.experts && a.top_k == b.top_k && a.weight == b.weight &&
          a.scale == b.scale && a.scale_dtype == b.scale_dtype && a.act.kind == b.act.kind &&
-         a.mode == b.mode && a.io == b.io && a.layout == b.layout && a.routing == b.routing &&
-         a.sentinel_share == b.sentinel_share && a.weight_on == b.weight_on && a.lora == b.lora &&
-         a.bias == b.bias && a.backward == b.backward && a.quantized == b.quantized &&
-         a.device == b.device && a.seed == b.seed && a.impl == b.impl;
+         a.mode == b.mode && a.scheme == b.scheme && a.io == b.io && a.layout == b.layout &&
+         a.routing == b.routing && a.sentinel_share == b.sentinel_share &&
+         a.weight_on == b.weight_on && a.lora == b.lora && a.bias == b.bias &&
+         a.backward == b.backward && a.quantized == b.quantized && a.device == b.device &&
+         a.seed == b.seed && a.impl == b.impl;
 }
 
 problem random_problem(std::uint64_t seed) {
@@ -51,6 +52,7 @@ problem random_problem(std::uint64_t seed) {
   }
   p.act.kind = static_cast<activation>(pick(8));
   p.mode = static_cast<compute_mode>(pick(4));
+  p.scheme = static_cast<activation_scheme>(pick(2));
   p.io = static_cast<dtype>(pick(3));
   p.layout = static_cast<gate_up_layout>(pick(2));
   p.routing = static_cast<routing_kind>(pick(4));
@@ -85,7 +87,8 @@ TEST(problem_line, defaults_are_not_printed) {
 TEST(problem_line, every_key_is_read) {
   problem const p = parse_problem(
       "op=gather tokens=0 hidden=7 inter=5 experts=3 top_k=2 weight=int8 scale=block:3x5 "
-      "scale_dtype=bf16 act=gptoss_glu mode=w8a8 io=f16 layout=interleaved routing=sentinel:0.25 "
+      "scale_dtype=bf16 act=gptoss_glu mode=w8a8 scheme=dynamic io=f16 layout=interleaved "
+      "routing=sentinel:0.25 "
       "weight_on=input lora=4 bias=1 backward=1 quantized=1 device=cuda:2 seed=99 impl=reference");
   EXPECT_EQ(p.op, operation::gather);
   EXPECT_EQ(p.tokens, 0);
@@ -98,6 +101,7 @@ TEST(problem_line, every_key_is_read) {
   EXPECT_EQ(p.scale_dtype, dtype::bf16);
   EXPECT_EQ(p.act.kind, activation::gptoss_glu);
   EXPECT_EQ(p.mode, compute_mode::w8a8);
+  EXPECT_EQ(p.scheme, activation_scheme::dynamic);
   EXPECT_EQ(p.io, dtype::f16);
   EXPECT_EQ(p.layout, gate_up_layout::interleaved);
   EXPECT_EQ(p.routing, routing_kind::sentinel);

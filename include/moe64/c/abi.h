@@ -11,7 +11,7 @@ extern "C" {
 // ---- for bindings that declare the structs themselves -------------------------------------------
 
 /// Counts up when a struct without `struct_size` or the meaning of a function changes.
-#define MOE64_ABI_VERSION 1
+#define MOE64_ABI_VERSION 2
 
 /// The MOE64_ABI_VERSION that the library was built with.
 MOE64_API int32_t moe64_abi_version(void);

@@ -110,12 +110,12 @@ static inline moe64_layer_view moe64_layer_view_init(void) {
 /// made, for programs that keep them in structures of their own.
 MOE64_API moe64_status moe64_layer_look(const moe64_layer* layer, moe64_layer_view* view);
 
-/// *mode = the mode that the layer runs in on `device`; `reason` says why: at most reason_bytes
-/// including the final NUL, cut where it is longer; NULL when reason_bytes is 0. A mode that the
-/// formats rule out is MOE64_UNSUPPORTED.
-MOE64_API moe64_status moe64_resolve_mode(const moe64_layer* layer, moe64_device device,
-                                          moe64_compute_mode* mode, char* reason,
-                                          int64_t reason_bytes);
+/// *mode = the mode that the layer runs in on `device` with x of type `io`; `reason` says why: at
+/// most reason_bytes including the final NUL, cut where it is longer; NULL when reason_bytes is 0.
+/// A mode that the formats rule out is MOE64_UNSUPPORTED.
+MOE64_API moe64_status moe64_resolve_mode(const moe64_layer* layer, moe64_dtype io,
+                                          moe64_device device, moe64_compute_mode* mode,
+                                          char* reason, int64_t reason_bytes);
 
 /// The extents of one call.
 typedef struct moe64_layer_shape {
