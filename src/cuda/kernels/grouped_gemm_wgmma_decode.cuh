@@ -84,19 +84,20 @@ class decode_loader {
   /// `stages`: of a part of k.
   __device__ void load(gemm_tile const& tile, int stages) {
     int const rank = static_cast<int>(p_.low_rank.rank);  // narrow-ok: host looked
-    for (int k = 0; k < rank; k += Tile::stage_k) load_stage(tile, 0, p_.u, {k, 0});
+    for (int k = 0; k < rank; k += Tile::stage_k) load_stage(tile, 0, p_.u, {k, 0, 0});
     for (int part = 0; part < p_.k_parts; ++part) {
+      int const matrix = matrix_coordinate(p_.at[Tile::transposed ? part : tile.part], tile.expert);
       for (int i = 0; i < stages; ++i) {
         int const k = i * Tile::stage_k;
-        load_stage(tile, Tile::weight_bytes, p_.x, {k, part});
+        load_stage(tile, Tile::weight_bytes, p_.x, {k, part, matrix});
       }
     }
   }
 
  private:
-  /// Where along k.
+  /// Where along k, and in which matrix of the weights.
   struct depth {
-    int k, part;
+    int k, part, matrix;
   };
 
   __device__ void load_stage(gemm_tile const& tile, int weight_bytes, tensor_map const* rows,
@@ -115,7 +116,7 @@ class decode_loader {
     for (int panel = 0; panel < Tile::panels; ++panel) {
       std::uint8_t* const to =
           memory_.stage[at_.slot] + Tile::weight_bytes + panel * Tile::panel_bytes;
-      load_rows(rows, tile.row, first, count, {at.k + panel * 64, at.part}, to);
+      load_rows(rows, tile.row, first, count, {at.k + panel * 64, at.part, 0}, to);
     }
     at_.next();
   }
@@ -123,7 +124,7 @@ class decode_loader {
     int const part = Tile::transposed ? at.part : tile.part;
     cute::SM90_TMA_LOAD_3D::copy(&p_.weights[part], &filled, weights_hint_, memory_.stage[at_.slot],
                                  Tile::transposed ? tile.out : at.k,
-                                 Tile::transposed ? at.k : tile.out, tile.expert);
+                                 Tile::transposed ? at.k : tile.out, at.matrix);
   }
   /// `count` eights from eight `done` of the tile on, in boxes of 128 rows down to 8. Rows behind
   /// the tile are of no use, and never reach y.
@@ -162,6 +163,8 @@ class scale_loader {
       : p_(p), memory_(memory) {}
   __device__ void load(gemm_tile const& tile) {
     int const blocks = static_cast<int>(ceil_div(p_.k_part, index_t{128}));  // narrow-ok: an int
+    first_ = scale_place_of(p_.at[Tile::transposed ? 0 : tile.part], tile.expert);
+    if (p_.k_parts == 2) second_ = scale_place_of(p_.at[1], tile.expert);
     if constexpr (Tile::transposed) {
       load_along_k(tile, blocks);
     } else {
@@ -221,29 +224,30 @@ class scale_loader {
     }
   }
 
-  /// Of the weights at number k of a part along k.
+  /// Of the weights at number k of a part along k; all ones, NaN in each type, without a place.
   [[nodiscard]] __device__ std::uint32_t code_of(gemm_tile const& tile, int part, int k) const {
     wgmma_scales const& scales = p_.scales[part];
     if (k >= p_.k_part || tile.out >= p_.n_part) return 0;
     index_t const at = p_.row_scales ? k * scales.k
                                      : tile.out / 128 / scales.n_blocks * scales.n +
                                            k / 128 / scales.k_blocks * scales.k;
-    return load_code(scales.type, scales.data, tile.expert * scales.expert + at);
+    index_t const place = part == 0 ? first_ : second_;
+    return place < 0 ? ~0U : load_code(scales.type, scales.data, place * scales.expert + at);
   }
 
-  /// 0 where there are no weights.
+  /// 0 where there are no weights, NaN without a place.
   [[nodiscard]] __device__ float of(gemm_tile const& tile, int out, int k_block) const {
     wgmma_scales const& scales = p_.scales[tile.part];
     if (out >= p_.n_part || index_t{k_block} * 128 >= p_.k_part) return 0.0F;
     index_t const n = p_.row_scales ? out : out / 128 / scales.n_blocks;
-    index_t const at =
-        tile.expert * scales.expert + n * scales.n + k_block / scales.k_blocks * scales.k;
-    return load_number(scales.type, scales.data, at);
+    index_t const at = first_ * scales.expert + n * scales.n + k_block / scales.k_blocks * scales.k;
+    return first_ < 0 ? not_a_number() : load_number(scales.type, scales.data, at);
   }
 
   grouped_gemm_decode_parameters const& p_;
   decode_memory<Tile>& memory_;
   ring_place<Tile::scale_slots> at_;
+  index_t first_ = 0, second_ = 0;  ///< places of the scales of a tile, by part of k
 };
 
 /// By one warp: the factor V of a low-rank term as f32.
