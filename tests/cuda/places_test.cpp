@@ -41,6 +41,8 @@ kind const kinds[] = {{{dtype::e4m3, g::block(128, 128)}, true, false, false},
                       {{dtype::e4m3, g::block(128, 128), dtype::e8m0}, false, true, false},
                       {{dtype::e4m3, g::row(), dtype::bf16}, false, true, false},
                       {{dtype::fp4, g::group(16), dtype::e4m3}, false, false, false},
+                      {{dtype::fp4, g::group(32), dtype::e8m0}, false, false, true},
+                      {{dtype::int4, g::group(32), dtype::bf16}, false, false, false},
                       {{dtype::bf16}, false, false, false},
                       {{dtype::bf16}, false, false, true},
                       {{dtype::bf16}, false, true, false}};
@@ -51,7 +53,7 @@ struct call_of {
   test::test_weights codes;
 
   call_of(kind const& k, std::vector<index_t> const& counts)
-      : call(k.weights, {2, 160, 272}, counts, dtype::bf16, content::random,
+      : call(k.weights, {2, 160, 288}, counts, dtype::bf16, content::random,
              {k.transpose, k.bias, 0}) {
     if (!k.x_codes) return;
     codes = test::make_weights({dtype::e4m3, g::group(128)}, 1, 1, call.args.x.rows(),
@@ -186,7 +188,7 @@ TEST(cuda_places, of_experts_that_were_allocated_one_by_one) {
     if (k.bias || k.x_codes || k.weights.has_global()) continue;
     for (auto const& counts : row_counts) {
       SCOPED_TRACE(test::to_string(k.weights) + (k.transpose ? " transposed" : ""));
-      gemm_call call(k.weights, {2, 160, 272}, counts, dtype::bf16, content::random,
+      gemm_call call(k.weights, {2, 160, 288}, counts, dtype::bf16, content::random,
                      {k.transpose, false, 0});
       std::deque<apart> arrays;
       quantized_view parts[2];

@@ -118,6 +118,18 @@ TEST(grouped_gemm_places, numbers_by_codes) {
   }
 }
 
+TEST(grouped_gemm_places, numbers_by_packed_codes) {
+  for (auto const& counts : row_counts) {
+    for (weight_spec const& spec : {weight_spec{dtype::int4, g::group(32), dtype::bf16},
+                                    weight_spec{dtype::fp4, g::group(32), dtype::e8m0},
+                                    weight_spec{dtype::fp4, g::group(16), dtype::e4m3}}) {
+      SCOPED_TRACE(test::to_string(spec));
+      expect_same_bits(
+          {spec, {2, 160, 256}, counts, dtype::bf16, content::random, {false, true, 0}});
+    }
+  }
+}
+
 TEST(grouped_gemm_places, numbers_by_numbers) {
   for (auto const& counts : row_counts) {
     for (bool const bias : {false, true}) {
