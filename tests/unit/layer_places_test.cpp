@@ -31,7 +31,10 @@ struct placed_layer {
   }
 };
 
-void expect_as_stacks(layer_case const& c) {
+/// With what stacks give, bit by bit, and with the oracle.
+enum class compared { bits, bits_and_oracle };
+
+void expect_as_stacks(layer_case const& c, compared with = compared::bits) {
   SCOPED_TRACE(test::to_string(c));
   layer_memory const stacks(c);
   stacks.run_forward();
@@ -40,18 +43,16 @@ void expect_as_stacks(layer_case const& c) {
   placed.memory.run_forward();
   placed.memory.run_backward();
   EXPECT_EQ(placed.memory.result().difference(stacks.result()), "");
+  if (with == compared::bits) return;
   EXPECT_EQ(test::oracle_difference(c, placed.memory), "");
-}
-
-/// Rows of every format begin at whole bytes, as places do.
-layer_case even(layer_case c) {
-  c.padding = 0;
-  return c;
 }
 
 TEST(layer_places, have_the_bits_of_stacks) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    expect_as_stacks(even(test::random_layer_case(seed)));
+    layer_case c = test::random_layer_case(seed);
+    // The best may be another one where matrices begin at better addresses.
+    if (c.implementation.empty()) c.implementation = "reference";
+    expect_as_stacks(c, compared::bits_and_oracle);
   }
 }
 
