@@ -138,6 +138,7 @@ class gemm_copies {
     global_ = weights().global == nullptr
                   ? 1.0F
                   : weights().global[place.at.expert * weights().global_expert];
+    if (p_.placed && is_lost(weights().at, place.at.expert)) global_ = not_a_number();
   }
   __device__ void advance_scales() {
     mma_scale_grid const& grid = p_.grid;
