@@ -41,8 +41,9 @@ MOE64_API void quantize(quantize_args const& args, stream where);
 
 /// Codes to numbers: one f32 product, one rounding to out's type.
 struct dequantize_args {
-  quantized_view q;  ///< [experts, rows, cols], also plain (then it is a conversion)
-  tensor_view out;   ///< [experts, rows, cols] (or [rows, cols] when experts is 1) f32, bf16, f16
+  /// [experts, rows, cols], also plain (then it is a conversion), and with places.
+  quantized_view q;
+  tensor_view out;  ///< [experts, rows, cols] (or [rows, cols] when experts is 1) f32, bf16, f16
   std::string_view implementation = {};
 };
 MOE64_API void dequantize(dequantize_args const& args, stream where);
@@ -177,7 +178,7 @@ struct low_rank_term {
 /// x with transpose is errc::unsupported.
 struct grouped_gemm_args {
   quantized_view x;          ///< [capacity, cols of W] ([capacity, rows of W] with transpose)
-  weight_stack weights;      ///< [experts, rows, cols]
+  weight_stack weights;      ///< [experts, rows, cols], also with places
   tensor_view expert_begin;  ///< [experts + 1] int64, of the plan
   bool transpose = false;
   per_part bias =
@@ -185,8 +186,9 @@ struct grouped_gemm_args {
   low_rank_term low_rank = {};  ///< u absent: none
   tensor_view y;  ///< out: [capacity, rows of W] ([capacity, cols of W]) f32, bf16, f16
   std::string_view implementation = {};
-  /// Weights, bias and expert_begin were complete before the last call on this stream that was not
-  /// activate: a kernel may read them while that call, and an activate behind it, still compute x.
+  /// Weights with their places, bias and expert_begin were complete before the last call on this
+  /// stream that was not activate: a kernel may read them while that call, and an activate behind
+  /// it, still compute x.
   bool settled = false;
 };
 MOE64_API void grouped_gemm(grouped_gemm_args const& args, stream where);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -65,6 +66,30 @@ struct global_scale {
   direction applied = direction::multiply;
 };
 
+/// Where the matrices of experts are in a stack that does not hold one for each expert in order:
+/// experts that were allocated one by one (place_matrices), a cache of experts, replicas. The first
+/// dimension of the stack then counts places, which may be closer together than matrices are long.
+/// The tables live on the device of the weights and are part of them. On the CPU an entry that is
+/// no place is errc::invalid_argument when the weights are used. On CUDA no host reads the table:
+/// there such an entry leads to nothing outside of the stack, and what is computed with that expert
+/// is NaN.
+struct expert_places {
+  tensor_view values = {};  ///< [experts] int64, or absent: that of expert e is number e
+  tensor_view scales = {};  ///< the same for the scales
+
+  [[nodiscard]] bool present() const noexcept { return values.present() || scales.present(); }
+};
+
+/// Matrices that lie anywhere as one stack: `like` [rows, cols] says what each of them is, its data
+/// is not looked at. The stack [places, rows, cols] begins with the lowest matrix and has a place
+/// every `step` elements; table[i] = the place of matrix i. Kernels of Hopper ask for steps of
+/// whole 16 bytes and at most 2^31 - 1024 places: with steps of 256 bytes matrices may lie 512 GiB
+/// apart. errc::invalid_argument when a matrix is null or not at a whole step, errc::size_overflow
+/// when the stack does not fit.
+[[nodiscard]] MOE64_API tensor_view place_matrices(std::span<void const* const> matrices,
+                                                   tensor_view const& like, index_t step,
+                                                   std::span<index_t> table);
+
 /// A stack of matrices together with everything that gives its codes meaning. It cannot be made
 /// without the scale that its type needs, and every extent is checked when it is made.
 ///   number(e, r, c) = f32(code) * scale(e, r / rows_per_scale, c / cols_per_scale), the product
@@ -74,41 +99,63 @@ class MOE64_API quantized_view {
  public:
   quantized_view() = default;  ///< absent
 
-  /// Values that need no scale: [experts, rows, cols] or [rows, cols] f32, bf16 or f16.
-  [[nodiscard]] static quantized_view plain(tensor_view values);
+  /// Values that need no scale: [experts, rows, cols] or [rows, cols] f32, bf16 or f16. With places
+  /// the first extent is their number, whatever the number of experts.
+  [[nodiscard]] static quantized_view plain(tensor_view values, expert_places places = {});
 
   /// values [experts, rows, cols] or [rows, cols] e4m3, e5m2, int8, int4, fp4; scales [experts,
   /// grid_rows, grid_cols] (or [grid_rows, grid_cols]) f32, bf16, f16, e8m0, e4m3. Throws
   /// errc::missing_scale, errc::shape_mismatch, errc::dtype_mismatch or errc::device_mismatch with
-  /// the values.
+  /// the values. With places the first extents of values and scales are their numbers; a global
+  /// scale is [experts] all the same.
   [[nodiscard]] static quantized_view scaled(tensor_view values, tensor_view scales,
-                                             granularity layout, global_scale global = {});
+                                             granularity layout, global_scale global = {},
+                                             expert_places places = {});
 
   [[nodiscard]] bool present() const noexcept { return values_.present(); }
   [[nodiscard]] bool is_plain() const noexcept { return layout_.kind == scale_kind::none; }
   [[nodiscard]] dtype type() const noexcept { return values_.type; }
-  [[nodiscard]] index_t experts() const noexcept { return values_.extent[0]; }
+  [[nodiscard]] index_t experts() const noexcept {
+    return places_.values.present() ? places_.values.extent[0] : values_.extent[0];
+  }
   [[nodiscard]] index_t rows() const noexcept { return values_.extent[1]; }
   [[nodiscard]] index_t cols() const noexcept { return values_.extent[2]; }
-  [[nodiscard]] tensor_view const& values() const noexcept { return values_; }  ///< always rank 3
-  [[nodiscard]] tensor_view const& scales() const noexcept {
-    return scales_;
-  }  ///< rank 3, or absent when plain
+  /// Always rank 3. Matrix e is that of expert e unless there are places: see values_at.
+  [[nodiscard]] tensor_view const& values() const noexcept { return values_; }
+  /// Rank 3, or absent when plain.
+  [[nodiscard]] tensor_view const& scales() const noexcept { return scales_; }
+  [[nodiscard]] expert_places const& places() const noexcept { return places_; }
+  /// Which matrix of values() and of scales() belongs to an expert. Reads the tables: for views
+  /// of host memory.
+  [[nodiscard]] index_t values_at(index_t expert) const noexcept {
+    return place_of(places_.values, expert);
+  }
+  [[nodiscard]] index_t scales_at(index_t expert) const noexcept {
+    return place_of(places_.scales, expert);
+  }
   [[nodiscard]] global_scale const& global() const noexcept { return global_; }
   [[nodiscard]] granularity const& layout() const noexcept { return layout_; }
 
-  /// visit(name, tensor_view&) for values, scales and global, absent ones too: for moving the
-  /// arrays to other memory. Data and device may change, nothing else.
+  /// visit(name, tensor_view&) for values, scales, global and the tables of places, absent ones
+  /// too: for moving the arrays to other memory. Data and device may change, nothing else.
   template <class Visit>
   void for_each_array(Visit const& visit) {
     visit("values", values_);
     visit("scales", scales_);
     visit("global", global_.values);
+    visit("places", places_.values);
+    visit("scale_places", places_.scales);
   }
 
  private:
+  [[nodiscard]] static index_t place_of(tensor_view const& table, index_t expert) noexcept {
+    if (!table.present()) return expert;
+    return static_cast<index_t const*>(table.data)[expert * table.stride[0]];
+  }
+
   tensor_view values_;
   tensor_view scales_;
+  expert_places places_;
   global_scale global_;
   granularity layout_;
 };

@@ -24,6 +24,7 @@ constexpr named_size struct_sizes[] = {
     MOE64_SIZE_OF(moe64_granularity),
     MOE64_SIZE_OF(moe64_global_scale),
     MOE64_SIZE_OF(moe64_quantized),
+    MOE64_SIZE_OF(moe64_expert_places),
     MOE64_SIZE_OF(moe64_routing_plan),
     MOE64_SIZE_OF(moe64_executor_vtable),
     MOE64_SIZE_OF(moe64_quantize_args),

@@ -86,7 +86,12 @@ global_scale to_cpp(moe64_global_scale const& given, argument const& at) {
           enumerator(given.applied, direction::divide, at["applied"])};
 }
 
-quantized_view to_cpp(moe64_quantized const& given, argument const& at) {
+expert_places to_cpp(moe64_expert_places const& given, argument const& at) {
+  return {to_cpp(given.values, at["values"]), to_cpp(given.scales, at["scales"])};
+}
+
+quantized_view to_cpp(moe64_quantized const& given, argument const& at,
+                      expert_places const& places) {
   tensor_view const values = to_cpp(given.values, at["values"]);
   tensor_view const scales = to_cpp(given.scales, at["scales"]);
   global_scale const global = to_cpp(given.global, at["global"]);
@@ -98,8 +103,8 @@ quantized_view to_cpp(moe64_quantized const& given, argument const& at) {
          "{}.values are absent, but its scales or its layout ({}) are given", at.text(),
          to_string(layout));
   }
-  if (has_scale) return quantized_view::scaled(values, scales, layout, global);
-  return values.present() ? quantized_view::plain(values) : quantized_view{};
+  if (has_scale) return quantized_view::scaled(values, scales, layout, global, places);
+  return values.present() ? quantized_view::plain(values, places) : quantized_view{};
 }
 
 routing_plan to_cpp(moe64_routing_plan const& given, argument const& at) {

@@ -23,7 +23,9 @@ namespace moe64::capi {
 [[nodiscard]] workspace to_cpp(moe64_workspace const& given, argument const& at);
 [[nodiscard]] granularity to_cpp(moe64_granularity const& given, argument const& at);
 [[nodiscard]] global_scale to_cpp(moe64_global_scale const& given, argument const& at);
-[[nodiscard]] quantized_view to_cpp(moe64_quantized const& given, argument const& at);
+[[nodiscard]] expert_places to_cpp(moe64_expert_places const& given, argument const& at);
+[[nodiscard]] quantized_view to_cpp(moe64_quantized const& given, argument const& at,
+                                    expert_places const& places = {});
 [[nodiscard]] routing_plan to_cpp(moe64_routing_plan const& given, argument const& at);
 [[nodiscard]] activation_spec to_cpp(moe64_activation_spec const& given, argument const& at);
 [[nodiscard]] dtype to_cpp_dtype(moe64_dtype given, argument const& at);
@@ -38,6 +40,7 @@ namespace moe64::capi {
 }
 
 [[nodiscard]] moe64_tensor to_c(tensor_view const& given) noexcept;
+/// Without places.
 [[nodiscard]] moe64_quantized to_c(quantized_view const& given) noexcept;
 [[nodiscard]] moe64_routing_plan to_c(routing_plan const& given) noexcept;
 

@@ -87,6 +87,34 @@ moe64_status moe64_weights_gate_up(const moe64_quantized* gate, const moe64_quan
   });
 }
 
+moe64_status moe64_weights_single_placed(const moe64_quantized* matrix,
+                                         const moe64_expert_places* places,
+                                         moe64_weights** weights) {
+  return guarded([&] {
+    argument const at("weights_single_placed");
+    auto const where = to_cpp(required(places, at["places"]), at["places"]);
+    auto const part = to_cpp(required(matrix, at["matrix"]), at["matrix"], where);
+    auto& out = required(weights, at["weights"]);
+    out = hand_over(moe64::weight_stack::single(part));
+  });
+}
+
+moe64_status moe64_weights_gate_up_placed(const moe64_quantized* gate,
+                                          const moe64_expert_places* gate_places,
+                                          const moe64_quantized* up,
+                                          const moe64_expert_places* up_places,
+                                          moe64_weights** weights) {
+  return guarded([&] {
+    argument const at("weights_gate_up_placed");
+    auto const gate_where = to_cpp(required(gate_places, at["gate_places"]), at["gate_places"]);
+    auto const gate_part = to_cpp(required(gate, at["gate"]), at["gate"], gate_where);
+    auto const up_where = to_cpp(required(up_places, at["up_places"]), at["up_places"]);
+    auto const up_part = to_cpp(required(up, at["up"]), at["up"], up_where);
+    auto& out = required(weights, at["weights"]);
+    out = hand_over(moe64::weight_stack::gate_up(gate_part, up_part));
+  });
+}
+
 void moe64_weights_destroy(moe64_weights* weights) { delete weights; }
 
 }  // extern "C"

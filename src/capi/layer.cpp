@@ -83,6 +83,14 @@ backward_args to_cpp(moe64_backward_args const& given, argument const& at) {
           .gradients = to_cpp(given.gradients, at["gradients"])};
 }
 
+/// moe64_quantized has no room for places, and without them it would be another stack.
+void check_look(weight_stack const& weights, argument const& at) {
+  for (int part = 0; part < weights.parts(); ++part) {
+    if (!weights.part(part).places().present()) continue;
+    fail(errc::unsupported, "{} has its experts at places, which a view does not show", at.text());
+  }
+}
+
 }  // namespace
 }  // namespace moe64::capi
 
@@ -109,6 +117,8 @@ moe64_status moe64_layer_look(const moe64_layer* layer, moe64_layer_view* view) 
   return guarded([&] {
     argument const at("layer_look");
     auto const& desc = required(layer, at["layer"]).desc;
+    check_look(desc.gate_up.weights, at["layer"]["gate_up"]);
+    check_look(desc.down.weights, at["layer"]["down"]);
     moe64_layer_view answer = moe64_layer_view_init();
     answer.gate_up = view_of(desc.gate_up);
     answer.down = view_of(desc.down);

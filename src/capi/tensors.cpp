@@ -1,6 +1,8 @@
 #include "capi/convert.hpp"
 #include "capi/guarded.hpp"
 
+#include <span>
+
 using namespace moe64::capi;
 
 extern "C" {
@@ -41,6 +43,27 @@ moe64_status moe64_split_gate_up(const moe64_tensor* fused, moe64_gate_up_layout
     auto const split = moe64::split_gate_up(both, how);
     out[0] = to_c(split[0]);
     out[1] = to_c(split[1]);
+  });
+}
+
+moe64_status moe64_place_matrices(const void* const* matrices, int64_t count,
+                                  const moe64_tensor* like, int64_t step, int64_t* table,
+                                  moe64_tensor* stack) {
+  return guarded([&] {
+    argument const at("place_matrices");
+    if (count < 0) {
+      moe64::fail(moe64::errc::invalid_argument, "{} count is {}", at.text(), count);
+    }
+    auto const each = to_cpp(required(like, at["like"]), at["like"]);
+    auto& out = required(stack, at["stack"]);
+    auto const entries = static_cast<std::size_t>(count);
+    std::span<void const* const> given;
+    std::span<moe64::index_t> places;
+    if (count > 0) {
+      given = {&required(matrices, at["matrices"]), entries};
+      places = {&required(table, at["table"]), entries};
+    }
+    out = to_c(moe64::place_matrices(given, each, step, places));
   });
 }
 

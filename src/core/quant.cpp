@@ -43,12 +43,59 @@ void check_values(tensor_view const& values) {
   }
 }
 
-void check_scales(tensor_view const& values, tensor_view const& scales, granularity const& layout) {
+/// A table of places for the matrices of `stack`.
+void check_table(char const* argument, tensor_view const& table, char const* of,
+                 tensor_view const& stack) {
+  if (!table.present()) return;
+  if (table.type != dtype::int64) {
+    fail(errc::dtype_mismatch, "[quantized_view] {} {} are not int64", argument, to_string(table));
+  }
+  if (table.rank != 1 || table.extent[0] < 0) {
+    fail(errc::shape_mismatch, "[quantized_view] {} {} are not [experts]", argument,
+         to_string(table));
+  }
+  if (table.stride[0] < 0) {
+    fail(errc::invalid_argument, "[quantized_view] {} {} have a negative stride", argument,
+         to_string(table));
+  }
+  if (!(table.device == stack.device)) {
+    fail(errc::device_mismatch, "[quantized_view] {} are on {}, {} on {}", argument,
+         to_string(table.device), of, to_string(stack.device));
+  }
+  if (table.extent[0] > 0 && stack.extent[0] == 0) {
+    fail(errc::shape_mismatch, "[quantized_view] {} {} are places of {} {}, which have none",
+         argument, to_string(table), of, to_string(stack));
+  }
+  static_cast<void>(table.span_bytes());
+}
+
+void check_places(tensor_view const& values, tensor_view const& scales,
+                  expert_places const& places) {
+  if (places.present() && values.rank != 3) {
+    fail(errc::shape_mismatch,
+         "[quantized_view] values {} with places are not [places, rows, cols]", to_string(values));
+  }
+  if (places.scales.present() && !scales.present()) {
+    fail(errc::invalid_argument, "[quantized_view] there are places {} of scales, but no scales",
+         to_string(places.scales));
+  }
+  check_table("places", places.values, "values", values);
+  check_table("places of scales", places.scales, "scales", scales);
+}
+
+void check_scales(quantized_view const& q) {
+  tensor_view const &values = q.values(), &scales = q.scales(), &table = q.places().scales;
+  granularity const& layout = q.layout();
   if (!is_scale(scales.type)) {
     fail(errc::dtype_mismatch, "[quantized_view] scales {} are not f32, bf16, f16, e8m0 or e4m3",
          to_string(scales));
   }
-  index_t const expected[] = {values.extent[0], layout.grid_rows(values.extent[1]),
+  if (table.present() && table.extent[0] != q.experts()) {
+    fail(errc::shape_mismatch, "[quantized_view] places of scales {} are not [{}]",
+         to_string(table), q.experts());
+  }
+  index_t const expected[] = {table.present() ? scales.extent[0] : q.experts(),
+                              layout.grid_rows(values.extent[1]),
                               layout.grid_cols(values.extent[2])};
   bool matches = scales.rank == 3;
   for (int d = 0; matches && d < 3; ++d) {
@@ -72,8 +119,9 @@ void check_scales(tensor_view const& values, tensor_view const& scales, granular
   }
 }
 
-void check_global(tensor_view const& values, tensor_view const& scales,
-                  global_scale const& global) {
+void check_global(quantized_view const& q) {
+  tensor_view const &values = q.values(), &scales = q.scales();
+  global_scale const& global = q.global();
   bool const needed = values.type == dtype::fp4 && scales.type == dtype::e4m3;
   if (needed && !global.values.present()) {
     fail(errc::missing_scale,
@@ -91,10 +139,10 @@ void check_global(tensor_view const& values, tensor_view const& scales,
     fail(errc::dtype_mismatch, "[quantized_view] global scale {} is not f32",
          to_string(global.values));
   }
-  if (global.values.rank != 1 || global.values.extent[0] != values.extent[0] ||
+  if (global.values.rank != 1 || global.values.extent[0] != q.experts() ||
       global.values.stride[0] < 0) {
     fail(errc::shape_mismatch, "[quantized_view] global scale {} is not [{}]",
-         to_string(global.values), values.extent[0]);
+         to_string(global.values), q.experts());
   }
   if (!(global.values.device == values.device)) {
     fail(errc::device_mismatch, "[quantized_view] global scale is on {}, values on {}",
@@ -135,7 +183,7 @@ std::optional<granularity> parse_granularity(std::string_view text) {
   return rows && cols ? std::optional(granularity::block(*rows, *cols)) : std::nullopt;
 }
 
-quantized_view quantized_view::plain(tensor_view values) {
+quantized_view quantized_view::plain(tensor_view values, expert_places places) {
   if (is_quantized(values.type)) {
     fail(errc::missing_scale, "[quantized_view] {} values {} mean nothing without a scale",
          name(values.type), to_string(values));
@@ -144,15 +192,17 @@ quantized_view quantized_view::plain(tensor_view values) {
     fail(errc::dtype_mismatch, "[quantized_view] values {} are not f32, bf16 or f16",
          to_string(values));
   }
+  check_places(values, {}, places);
   quantized_view result;
   result.values_ = values.rank == 2 ? values.as_stack() : values;
+  result.places_ = places;
   check_values(result.values_);
   static_cast<void>(result.values_.span_bytes());
   return result;
 }
 
 quantized_view quantized_view::scaled(tensor_view values, tensor_view scales, granularity layout,
-                                      global_scale global) {
+                                      global_scale global, expert_places places) {
   if (!is_quantized(values.type)) {
     fail(errc::dtype_mismatch,
          "[quantized_view] values {} with a scale are not e4m3, e5m2, int8, int4 or fp4",
@@ -163,14 +213,16 @@ quantized_view quantized_view::scaled(tensor_view values, tensor_view scales, gr
          name(values.type), to_string(values), to_string(scales), to_string(layout));
   }
   check_layout(layout);
+  check_places(values, scales, places);
   quantized_view result;
   result.values_ = values.rank == 2 ? values.as_stack() : values;
   result.scales_ = scales.rank == 2 && values.rank == 2 ? scales.as_stack() : scales;
   result.layout_ = layout;
   result.global_ = global;
+  result.places_ = places;
   check_values(result.values_);
-  check_scales(result.values_, result.scales_, layout);
-  check_global(result.values_, result.scales_, global);
+  check_scales(result);
+  check_global(result);
   static_cast<void>(result.values_.span_bytes());
   static_cast<void>(result.scales_.span_bytes());
   return result;
@@ -206,11 +258,9 @@ weight_stack weight_stack::gate_up(quantized_view gate, quantized_view up) {
   if (!gate.present() || !up.present()) {
     fail(errc::invalid_argument, "[weight_stack] {} is absent", gate.present() ? "up" : "gate");
   }
-  for (int d = 0; d < 3; ++d) {
-    if (gate.values().extent[d] != up.values().extent[d]) {
-      fail(errc::shape_mismatch, "[weight_stack] gate {} and up {} differ",
-           to_string(gate.values()), to_string(up.values()));
-    }
+  if (gate.experts() != up.experts() || gate.rows() != up.rows() || gate.cols() != up.cols()) {
+    fail(errc::shape_mismatch, "[weight_stack] gate {} of {} experts and up {} of {} differ",
+         to_string(gate.values()), gate.experts(), to_string(up.values()), up.experts());
   }
   if (gate.type() != up.type() || gate.scales().type != up.scales().type) {
     fail(errc::dtype_mismatch, "[weight_stack] gate is {} with {} scales, up is {} with {} scales",

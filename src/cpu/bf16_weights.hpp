@@ -40,11 +40,12 @@ enum class reading : std::uint8_t {
                                             index_t row, index_t begin, index_t count) {
   if (row >= weights.rows()) return {};
   part_row const place = part_row_of(weights, row);
-  tensor_view const& values = weights.part(place.part).values();
+  quantized_view const& matrix = weights.part(place.part);
+  tensor_view const& values = matrix.values();
   if (values.stride[2] != 1) return {};
   index_t const width = bits(values.type);
   return {static_cast<char const*>(values.data) +
-              offset_of(values, expert, place.row, begin) * width / 8,
+              offset_of(values, matrix.values_at(expert), place.row, begin) * width / 8,
           values.stride[1] * width / 8, ceil_div(count * width, index_t{512})};
 }
 
@@ -190,8 +191,8 @@ class weight_reader {
     index_t const block = matrix.layout().rows_per_scale(matrix.rows());
     index_t const first = place.row / block;
     index_t const many = (place.row + rows - 1) / block - first + 1;
-    row_view const column = {grid.data, offset_of(grid, expert_, 0, grid_col), grid.stride[1],
-                             grid.type};
+    row_view const column = {grid.data, offset_of(grid, matrix.scales_at(expert_), 0, grid_col),
+                             grid.stride[1], grid.type};
     load_row(column, first, many, scales);
     apply_global(matrix, scales, many);
     if (block == 1) return;
@@ -208,7 +209,7 @@ class weight_reader {
   /// Codes of a row from column `begin` on.
   [[nodiscard]] std::uint8_t const* codes_at(quantized_view const& matrix, index_t row,
                                              index_t begin) const {
-    index_t const offset = offset_of(matrix.values(), expert_, row, begin);
+    index_t const offset = offset_of(matrix.values(), matrix.values_at(expert_), row, begin);
     return static_cast<std::uint8_t const*>(matrix.values().data) +
            (bits(matrix.type()) == 4 ? offset / 2 : offset);
   }
@@ -217,7 +218,7 @@ class weight_reader {
   [[nodiscard]] std::uint16_t const* numbers_at(quantized_view const& matrix, index_t row,
                                                 index_t begin) const {
     return static_cast<std::uint16_t const*>(matrix.values().data) +
-           offset_of(matrix.values(), expert_, row, begin);
+           offset_of(matrix.values(), matrix.values_at(expert_), row, begin);
   }
 
   /// The factor of the global scale, applied to `count` scales.
@@ -244,7 +245,7 @@ class weight_reader {
     index_t const block = matrix.layout().cols_per_scale(matrix.cols());
     index_t const first = begin / block;
     index_t const many = ceil_div(begin + count, block) - first;
-    row_view const scales = row_of(matrix.scales(), expert_, grid_row);
+    row_view const scales = row_of(matrix.scales(), matrix.scales_at(expert_), grid_row);
     if (scales.type == dtype::e8m0 && scales.stride == 1) {
       load_powers(static_cast<std::uint8_t const*>(scales.data) + scales.offset + first, many,
                   scales_);

@@ -109,7 +109,7 @@ inline void multiply_run(float* values, index_t count, float factor) {
 /// out[i] = scale_at of block (grid_row, grid_col + i), for i in [0, count).
 inline void load_scales(quantized_view const& q, index_t expert, index_t grid_row, index_t grid_col,
                         index_t count, float* out) {
-  load_run(row_of(q.scales(), expert, grid_row), grid_col, count, out);
+  load_run(row_of(q.scales(), q.scales_at(expert), grid_row), grid_col, count, out);
   if (!q.global().values.present()) return;
   float const global = load_number(q.global().values, expert);
   if (q.global().applied == global_scale::direction::multiply) {
@@ -122,7 +122,7 @@ inline void load_scales(quantized_view const& q, index_t expert, index_t grid_ro
 /// out[i] = number (expert, row, begin + i): codes times their scales; as load_scaled_row.
 inline void load_scaled_run(quantized_view const& q, index_t expert, index_t row, index_t begin,
                             index_t count, float* out) {
-  load_run(row_of(q.values(), expert, row), begin, count, out);
+  load_run(row_of(q.values(), q.values_at(expert), row), begin, count, out);
   if (q.is_plain()) return;
   index_t const grid_row = row / q.layout().rows_per_scale(q.rows());
   index_t const block = q.layout().cols_per_scale(q.cols());

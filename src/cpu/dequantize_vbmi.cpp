@@ -97,10 +97,10 @@ void dequantize_by_table(dequantize_args const& args, stream where) {
       for (index_t i = first; i < last; ++i) {
         index_t const expert = i / q.rows();
         index_t const row = i % q.rows();
-        decode_row(
-            static_cast<std::uint8_t const*>(q.values().data) + offset_of(q.values(), expert, row),
-            blocks, blocks.of_row(expert, row), begin, begin + count,
-            static_cast<std::uint16_t*>(out.data) + offset_of(out, expert, row), streamed);
+        decode_row(static_cast<std::uint8_t const*>(q.values().data) +
+                       offset_of(q.values(), q.values_at(expert), row),
+                   blocks, blocks.of_row(expert, row), begin, begin + count,
+                   static_cast<std::uint16_t*>(out.data) + offset_of(out, expert, row), streamed);
       }
       if (streamed) _mm_sfence();
     });

@@ -84,7 +84,8 @@ void multiply_codes(product const& p, tile_place const& at, results& out) {
       part_row const place = part_row_of(p.weights, at.out_begin + n);
       quantized_view const& matrix = p.weights.part(place.part);
       auto* const run = reinterpret_cast<float*>(weights.values[n]);
-      load_row(row_of(matrix.values(), at.expert, place.row), begin, end - begin, run);
+      load_row(row_of(matrix.values(), matrix.values_at(at.expert), place.row), begin, end - begin,
+               run);
       pad_to_lanes(run, end - begin);
       weight_scale[n] = matrix.is_plain() ? 1.0F
                                           : scale_at(matrix, at.expert, place.row / block_rows,

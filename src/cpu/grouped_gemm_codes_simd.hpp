@@ -103,7 +103,7 @@ class code_panel {
       to[n] = matrix.is_plain()
                   ? 1.0F
                   : scale_at(matrix, at.expert, place.row / rows_per_scale, begin / weight_block());
-      load_run(row_of(matrix.values(), at.expert, place.row), begin, count,
+      load_run(row_of(matrix.values(), matrix.values_at(at.expert), place.row), begin, count,
                to + scales() + n * width);
     }
   }

@@ -103,9 +103,9 @@ class weight_stream {
     f32_vector sums[Rows][Outs];
     for (index_t o = 0; o < Outs; ++o) {
       part_row const place = part_row_of(args_.weights, at.out_begin + n + o * apart);
-      tensor_view const& values = args_.weights.part(place.part).values();
-      codes[o] =
-          HWY_NAMESPACE::at<std::uint8_t>(values.data, offset_of(values, at.expert, place.row));
+      quantized_view const& matrix = args_.weights.part(place.part);
+      codes[o] = HWY_NAMESPACE::at<std::uint8_t>(
+          matrix.values().data, offset_of(matrix.values(), matrix.values_at(at.expert), place.row));
       for (index_t r = 0; r < Rows; ++r) sums[r][o] = hn::Zero(f32_tag{});
     }
     for (index_t b = 0, k = 0; k < depth_; ++b) {

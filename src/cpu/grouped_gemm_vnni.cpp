@@ -112,7 +112,8 @@ void load_steps(void const* data, index_t first, index_t count, std::int8_t flip
 
 /// A row of the grid of scales; int8 has no global scale.
 void load_grid_row(quantized_view const& q, index_t expert, index_t grid_row, float* scales) {
-  load_row(row_of(q.scales(), expert, grid_row), 0, q.layout().grid_cols(q.cols()), scales);
+  load_row(row_of(q.scales(), q.scales_at(expert), grid_row), 0, q.layout().grid_cols(q.cols()),
+           scales);
 }
 
 void load_weights(grouped_gemm_args const& args, shape const& s, tile_place const& at, memory& m) {
@@ -123,7 +124,8 @@ void load_weights(grouped_gemm_args const& args, shape const& s, tile_place cons
     part_row const place = part_row_of(args.weights, out);
     quantized_view const& matrix = args.weights.part(place.part);
     std::int8_t* const codes = m.weights + n * s.padded;
-    load_steps(matrix.values().data, offset_of(matrix.values(), at.expert, place.row), s.depth, 0,
+    load_steps(matrix.values().data,
+               offset_of(matrix.values(), matrix.values_at(at.expert), place.row), s.depth, 0,
                codes);
     float scales[most_segments];
     load_grid_row(matrix, at.expert, place.row / rows_per_scale, scales);

@@ -57,7 +57,7 @@ void store_number(tensor_view const& tensor, float value, index_t i, index_t j, 
 }
 
 float scale_at(quantized_view const& q, index_t expert, index_t grid_row, index_t grid_col) {
-  float const scale = load_number(q.scales(), expert, grid_row, grid_col);
+  float const scale = load_number(q.scales(), q.scales_at(expert), grid_row, grid_col);
   if (!q.global().values.present()) return scale;
   float const global = load_number(q.global().values, expert);
   return q.global().applied == global_scale::direction::multiply ? scale * global : scale / global;
@@ -65,7 +65,7 @@ float scale_at(quantized_view const& q, index_t expert, index_t grid_row, index_
 
 void load_scaled_row(quantized_view const& q, index_t expert, index_t row, index_t begin,
                      index_t count, float* out) {
-  load_row(row_of(q.values(), expert, row), begin, count, out);
+  load_row(row_of(q.values(), q.values_at(expert), row), begin, count, out);
   if (q.is_plain()) return;
   index_t const grid_row = row / q.layout().rows_per_scale(q.rows());
   index_t const block = q.layout().cols_per_scale(q.cols());

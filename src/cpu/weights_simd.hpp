@@ -122,7 +122,8 @@ void load_scale_block(quantized_view const& q, patch const& at, float scale, ind
       c = at.cols / 32 * 32;
       auto const table = bf16_table::of<Number>(scale);
       for (index_t r = 0; r < at.rows; ++r) {
-        index_t const first = offset_of(q.values(), at.expert, at.row_begin + r, at.col_begin);
+        index_t const first =
+            offset_of(q.values(), q.values_at(at.expert), at.row_begin + r, at.col_begin);
         auto const* const codes = HWY_NAMESPACE::at<std::uint8_t>(q.values().data, first);
         for (index_t i = 0; i < c + 63; i += 64) {
           _mm_prefetch(codes + ahead + std::min(i, c - 1), _MM_HINT_T0);
@@ -138,7 +139,8 @@ void load_scale_block(quantized_view const& q, patch const& at, float scale, ind
 #endif
   static_cast<void>(ahead);
   for (index_t r = 0; c < at.cols && r < at.rows; ++r) {
-    index_t const first = offset_of(q.values(), at.expert, at.row_begin + r, at.col_begin);
+    index_t const first =
+        offset_of(q.values(), q.values_at(at.expert), at.row_begin + r, at.col_begin);
     load_block<Number, Round>(q.values().data, first + c, at.cols - c, scale,
                               to.values + r * to.stride + c);
   }
@@ -213,7 +215,7 @@ inline void load_columns(quantized_view const& q, patch const& at, patch_target 
     index_t const rows = std::min(run_length, at.rows - r);
     for (index_t c = 0; c < at.cols; ++c) {
       row_view const column = {q.values().data,
-                               offset_of(q.values(), at.expert, 0, at.col_begin + c),
+                               offset_of(q.values(), q.values_at(at.expert), 0, at.col_begin + c),
                                q.values().stride[1], q.type()};
       load_run(column, at.row_begin + r, rows, run);
       for (index_t i = 0; i < rows; ++i) to.values[(r + i) * to.stride + c] = run[i];
@@ -225,7 +227,7 @@ inline void load_columns(quantized_view const& q, patch const& at, patch_target 
 inline void load_part(quantized_view const& q, dtype as, patch const& at, patch_target const& to) {
   if (q.is_plain() && q.values().stride[2] == 1) {
     for (index_t r = 0; r < at.rows; ++r) {
-      load_run(row_of(q.values(), at.expert, at.row_begin + r), at.col_begin, at.cols,
+      load_run(row_of(q.values(), q.values_at(at.expert), at.row_begin + r), at.col_begin, at.cols,
                to.values + r * to.stride);
     }
     return;

@@ -3,6 +3,7 @@
 #include "cuda/eights.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/places.hpp"
 
 #include <cstdint>
 #include <string>
@@ -18,7 +19,8 @@ dequantize_parameters parameters_of(dequantize_args const& args) {
           .out = args.out.as_stack(),
           .block_rows = q.layout().rows_per_scale(q.rows()),
           .block_cols = q.layout().cols_per_scale(q.cols()),
-          .global_divides = q.global().applied == global_scale::direction::divide};
+          .global_divides = q.global().applied == global_scale::direction::divide,
+          .at = places_of(q)};
 }
 
 void run_reference(dequantize_args const& args, stream where) {
@@ -31,6 +33,7 @@ void run_reference(dequantize_args const& args, stream where) {
 support takes_vectors(dequantize_args const& args) {
   quantized_view const& q = args.q;
   if (q.is_plain()) return support::no("values are plain");
+  if (q.places().present()) return support::no("q has a table of places");
   index_t const block = q.layout().cols_per_scale(q.cols());
   if (block < q.cols() && block % 8 != 0) {
     return support::no("a scale every " + std::to_string(block) + " columns, not multiples of 8");

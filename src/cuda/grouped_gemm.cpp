@@ -5,6 +5,7 @@
 #include "cuda/grouped_gemm_wgmma_decode.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/places.hpp"
 
 #include <algorithm>
 
@@ -16,7 +17,8 @@ matrix_operand operand_of(quantized_view const& q) {
           q.global().values,
           q.layout().rows_per_scale(q.rows()),
           q.layout().cols_per_scale(q.cols()),
-          q.global().applied == global_scale::direction::divide};
+          q.global().applied == global_scale::direction::divide,
+          places_of(q)};
 }
 
 grouped_gemm_parameters parameters_of(grouped_gemm_args const& args) {

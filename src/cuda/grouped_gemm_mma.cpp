@@ -1,6 +1,7 @@
 #include "cuda/grouped_gemm_mma.hpp"
 
 #include "cuda/grouped_gemm.hpp"
+#include "cuda/places.hpp"
 
 #include <fmt/format.h>
 
@@ -77,7 +78,8 @@ mma_weights weights_of(quantized_view const& q, bool transpose, bool cols_contig
           .scale_n = scales.stride[transpose ? 2 : 1],
           .scale_k = scales.stride[transpose ? 1 : 2],
           .global = static_cast<float const*>(q.global().values.data),
-          .global_expert = q.global().values.stride[0]};
+          .global_expert = q.global().values.stride[0],
+          .at = places_of(q)};
 }
 
 support takes_part(quantized_view const& q, orientation const& way) {
@@ -103,6 +105,7 @@ grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args) {
     p.weights[part] = weights_of(stack.part(part), way.transpose, way.cols_contiguous);
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
+  p.placed = has_places(stack);
   p.n_parts = args.transpose ? 1 : stack.parts();
   p.k_parts = args.transpose ? stack.parts() : 1;
   p.n_part = args.transpose ? stack.cols() : stack.part_rows();

@@ -3,6 +3,7 @@
 #include "cuda/grouped_gemm.hpp"
 #include "cuda/kernels/grouped_gemm_wgmma.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/places.hpp"
 #include "cuda/wgmma_operands.hpp"
 
 #include <fmt/format.h>
@@ -71,6 +72,8 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
                               .stride_bytes = {w.stride[1] * size, w.stride[0] * size},
                               .box = {row_bytes / size, 128, 1}});
     if (!q.is_plain()) (one_per_row(q) ? p.row_scales : p.weight_scales)[part] = scales_of(q);
+    p.at[part] = places_of(q);
+    p.marks_lost = p.marks_lost || (q.is_plain() && q.places().present());
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
   p.expert_begin = args.expert_begin;

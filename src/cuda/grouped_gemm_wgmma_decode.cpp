@@ -3,6 +3,7 @@
 #include "cuda/grouped_gemm_mma.hpp"
 #include "cuda/kernels/grouped_gemm_wgmma_decode.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/places.hpp"
 #include "cuda/wgmma_operands.hpp"
 
 #include <fmt/format.h>
@@ -98,6 +99,7 @@ grouped_gemm_decode_parameters parameters(grouped_gemm_args const& args, decode_
     quantized_view const& q = stack.part(part);
     p.weights[part] = describe_codes(q.values(), t, shape, encode);
     p.scales[part] = scales_by_use(q, t);
+    p.at[part] = places_of(q);
     p.row_scales = wgmma::one_per_row(q);
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }

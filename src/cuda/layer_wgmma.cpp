@@ -4,6 +4,7 @@
 #include "cuda/grouped_gemm_wgmma.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/places.hpp"
 #include "cuda/plan.hpp"
 #include "cuda/quantizing.hpp"
 #include "cuda/usual.hpp"
@@ -70,6 +71,9 @@ support takes_layer(layer_calls const& calls) {
   }
   if (!usual_calls(calls).all()) {
     return support::no("activations are not quantised to e4m3 in groups of 128");
+  }
+  if (has_places(calls.gate_up.weights) || has_places(calls.down.weights)) {
+    return support::no("weights have a table of places");
   }
   if (support const gate_up = wgmma::takes(calls.gate_up); !gate_up) return gate_up;
   return wgmma::takes(calls.down);

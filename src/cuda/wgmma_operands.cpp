@@ -14,6 +14,8 @@ namespace moe64::cuda::wgmma {
 namespace {
 
 constexpr index_t block = 128;
+/// Kernels count rows, outputs, k and places with ints, up to one tile past the end.
+constexpr index_t most_extent = std::numeric_limits<int>::max() - 1024;
 
 int blocks_in(index_t per, index_t extent) {
   index_t const blocks =
@@ -32,24 +34,22 @@ support has_hopper(moe64::device where) {
       fmt::format("{} has compute capability {}.{}, not 9.0", to_string(where), major, minor));
 }
 
-/// Contiguous rows that the copy engine can address. Kernels count rows, outputs and k with ints,
-/// up to one tile past the end.
+/// Contiguous rows that the copy engine can address.
 support takes_rows(char const* argument, tensor_view const& values) {
   index_t const size = bits(values.type) / 8;
   constexpr index_t most_bytes = index_t{1} << 40;
   auto const aligned = [&](index_t stride) {
     return stride >= 0 && stride < most_bytes / size && stride * size % 16 == 0;
   };
-  constexpr index_t most = std::numeric_limits<int>::max() - 1024;
   bool const data = reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0;
   if (!data || values.stride[2] != 1 || !aligned(values.stride[1]) || !aligned(values.stride[0])) {
     return support::no(
         fmt::format("{} {} does not begin contiguous rows at multiples of 16 bytes below 2^40",
                     argument, to_string(values)));
   }
-  if (std::max({values.extent[0], values.extent[1], values.extent[2]}) > most) {
+  if (std::max({values.extent[0], values.extent[1], values.extent[2]}) > most_extent) {
     return support::no(
-        fmt::format("{} {} has an extent past {}", argument, to_string(values), most));
+        fmt::format("{} {} has an extent past {}", argument, to_string(values), most_extent));
   }
   return support::yes();
 }
@@ -66,6 +66,10 @@ support takes_call(grouped_gemm_args const& args) {
     quantized_view const& q = args.weights.part(part);
     if (support const rows = takes_rows("weights", q.values()); !rows) return rows;
     if (q.global().values.present()) return support::no("weights have a global scale");
+    if (q.scales().extent[0] > most_extent) {
+      return support::no(
+          fmt::format("scales {} have more than {} places", to_string(q.scales()), most_extent));
+    }
   }
   if (args.y.type == dtype::f32 || args.y.stride[1] != 1) {
     return support::no(fmt::format("y {} is not of contiguous rows in 16 bits", to_string(args.y)));

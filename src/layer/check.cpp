@@ -17,6 +17,10 @@ void check_lora(checker const& check, std::string const& label, projection const
     fail(errc::dtype_mismatch, "[{}] {}.lora is {} and {}: expected f32, bf16 or f16",
          check.operation(), label, name(p.lora.a.type()), name(p.lora.b.type()));
   }
+  check.in_order(label + ".lora.a", p.lora.a.part(0));
+  for (int part = 0; part < p.lora.b.parts(); ++part) {
+    check.in_order(label + ".lora.b", p.lora.b.part(part));
+  }
   check.equal(label + ".lora.a parts", p.lora.a.parts(), "one", 1);
   check.equal(label + ".lora.a cols", p.lora.a.cols(), label + " cols", p.weights.cols());
   check.equal(label + ".lora.a experts", p.lora.a.experts(), label + " experts",

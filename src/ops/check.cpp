@@ -1,6 +1,7 @@
 #include "ops/check.hpp"
 
 #include "core/fail.hpp"
+#include "core/view.hpp"
 #include "ops/overlap.hpp"
 
 #include <algorithm>
@@ -104,6 +105,18 @@ void checker::no_overlap(std::string_view output_name, tensor_view const& output
 }
 
 void checker::no_overlap(std::string_view output_name, tensor_view const& output,
+                         std::string_view input_name, tensor_view const& stack,
+                         tensor_view const& places) const {
+  if (!places.present()) return no_overlap(output_name, output, input_name, stack);
+  no_overlap(output_name, output, std::string(input_name) + " places", places);
+  if (device_.kind != device_kind::cpu) return;
+  auto const place = as<std::int64_t, 1>(places);
+  for (index_t e = 0; e < places.extent[0]; ++e) {
+    no_overlap(output_name, output, input_name, stack.slice(0, place(e), place(e) + 1));
+  }
+}
+
+void checker::no_overlap(std::string_view output_name, tensor_view const& output,
                          routing_plan const& plan) const {
   for (tensor_view const* array : {&plan.expert_begin, &plan.row_to_slot, &plan.slot_to_row,
                                    &plan.slot_weight, &plan.status}) {
@@ -114,9 +127,31 @@ void checker::no_overlap(std::string_view output_name, tensor_view const& output
 void checker::quantized(std::string_view argument, quantized_view const& q) const {
   std::string const label(argument);
   shape(label, q.values(), {any_extent, any_extent, any_extent});
+  places(label + " places", q.places().values, q.values());
   if (q.is_plain()) return;
   shape(label + " scales", q.scales(), {any_extent, any_extent, any_extent});
+  places(label + " scale places", q.places().scales, q.scales());
   if (q.global().values.present()) shape(label + " global scale", q.global().values, {any_extent});
+}
+
+void checker::places(std::string_view argument, tensor_view const& table,
+                     tensor_view const& stack) const {
+  if (!table.present()) return;
+  shape(argument, table, {any_extent});
+  type(argument, table, {dtype::int64});
+  if (device_.kind != device_kind::cpu) return;  // kernels look there
+  auto const place = as<std::int64_t, 1>(table);
+  for (index_t e = 0; e < table.extent[0]; ++e) {
+    if (place(e) >= 0 && place(e) < stack.extent[0]) continue;
+    fail(errc::invalid_argument, "[{}] {} of expert {} is {}: {} has places 0 to {}", operation_,
+         argument, e, place(e), to_string(stack), stack.extent[0] - 1);
+  }
+}
+
+void checker::in_order(std::string_view argument, quantized_view const& q) const {
+  if (!q.places().present()) return;
+  fail(errc::unsupported, "[{}] {} {} has a table of places: only weights of experts can have one",
+       operation_, argument, to_string(q.values()));
 }
 
 void checker::quantized_rows(std::string_view argument, tensor_view const& codes,

@@ -42,12 +42,19 @@ class checker {
   /// An output and another operand do not share memory. Absent operands never do.
   void no_overlap(std::string_view output_name, tensor_view const& output,
                   std::string_view input_name, tensor_view const& input) const;
+  /// The same of a stack with a table of places, and of the table. Between its matrices may be
+  /// anything; which ones it has can be seen on the CPU alone.
+  void no_overlap(std::string_view output_name, tensor_view const& output,
+                  std::string_view input_name, tensor_view const& stack,
+                  tensor_view const& places) const;
 
   /// An output does not overlap an array of the plan.
   void no_overlap(std::string_view output_name, tensor_view const& output,
                   routing_plan const& plan) const;
 
   void quantized(std::string_view argument, quantized_view const& q) const;
+  /// Expert e has matrix e: for operands that are no weights of experts, or small.
+  void in_order(std::string_view argument, quantized_view const& q) const;
   /// Codes [rows, cols] with the scales of `layout`, row or group, that an operation writes beside
   /// its other work. A global scale it cannot write: that needs all rows first.
   void quantized_rows(std::string_view argument, tensor_view const& codes,
@@ -60,6 +67,8 @@ class checker {
   [[nodiscard]] moe64::device device() const noexcept { return device_; }
 
  private:
+  void places(std::string_view argument, tensor_view const& table, tensor_view const& stack) const;
+
   char const* operation_;
   moe64::device device_;
 };

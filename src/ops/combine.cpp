@@ -8,6 +8,7 @@ void combine(combine_args const& args, stream where) {
   checker const check("combine", where.device);
   check.plan(args.plan);
   check.quantized("rows", args.rows);
+  check.in_order("rows", args.rows);
   check.equal("matrices in rows", args.rows.experts(), "one", 1);
   check.equal("rows", args.rows.rows(), "tokens * top_k of plan", args.plan.slots());
   scale_kind const kind = args.rows.layout().kind;

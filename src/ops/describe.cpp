@@ -50,6 +50,7 @@ std::string describe(quantize_args const& args) {
 std::string describe(dequantize_args const& args) {
   problem p = problem_of(operation::dequantize, args.implementation);
   set_matrix(p, args.q.values());
+  p.experts = args.q.experts();
   set_io(p, args.out.type);
   set_format(p, args.q.type(), args.q.scales().type, args.q.layout());
   return to_string(p);

@@ -32,6 +32,9 @@ void check_low_rank(checker const& check, grouped_gemm_args const& args, index_t
     fail(errc::dtype_mismatch, "[grouped_gemm] low_rank.weights are {}: expected f32, bf16 or f16",
          name(low.weights.type()));
   }
+  for (int part = 0; part < low.weights.parts(); ++part) {
+    check.in_order("low_rank.weights", low.weights.part(part));
+  }
   check.equal("experts of low_rank.weights", low.weights.experts(), "experts of weights",
               args.weights.experts());
   index_t const rank = low.u.extent[1];
@@ -52,8 +55,8 @@ void check_output_and_stack(checker const& check, tensor_view const& y, std::str
                             weight_stack const& stack) {
   for (int part = 0; part < stack.parts(); ++part) {
     quantized_view const& matrix = stack.part(part);
-    check.no_overlap("y", y, label, matrix.values());
-    check.no_overlap("y", y, label, matrix.scales());
+    check.no_overlap("y", y, label, matrix.values(), matrix.places().values);
+    check.no_overlap("y", y, label, matrix.scales(), matrix.places().scales);
     check.no_overlap("y", y, label, matrix.global().values);
   }
 }
@@ -64,6 +67,7 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   checker const check("grouped_gemm", where.device);
   check.weights("weights", args.weights);
   check.quantized("x", args.x);
+  check.in_order("x", args.x);
   check.equal("matrices in x", args.x.experts(), "one", 1);
   check_expert_begin(check, args.expert_begin, args.weights.experts());
   index_t const capacity = args.x.rows();

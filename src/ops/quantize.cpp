@@ -48,8 +48,8 @@ void dequantize(dequantize_args const& args, stream where) {
     check.number("out", args.out, {args.q.experts(), args.q.rows(), args.q.cols()});
   }
   check.no_self_overlap("out", args.out);
-  check.no_overlap("out", args.out, "values", args.q.values());
-  check.no_overlap("out", args.out, "scales", args.q.scales());
+  check.no_overlap("out", args.out, "values", args.q.values(), args.q.places().values);
+  check.no_overlap("out", args.out, "scales", args.q.scales(), args.q.places().scales);
   check.no_overlap("out", args.out, "global scale", args.q.global().values);
   dispatch(args, where);
 }

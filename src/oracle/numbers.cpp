@@ -154,8 +154,17 @@ double at(tensor_view const& tensor, index_t i, index_t j, index_t k) {
   return load(tensor.data, tensor.type, offset);
 }
 
+namespace {
+
+/// Which matrix of a stack is that of an expert.
+index_t place_of(tensor_view const& places, index_t expert) {
+  return places.present() ? read<std::int64_t>(places.data, expert * places.stride[0]) : expert;
+}
+
+}  // namespace
+
 double at(quantized_view const& q, index_t expert, index_t row, index_t col) {
-  double const code = at(q.values(), expert, row, col);
+  double const code = at(q.values(), place_of(q.places().values, expert), row, col);
   granularity const& layout = q.layout();
   if (layout.kind == scale_kind::none) return code;
 
@@ -166,7 +175,7 @@ double at(quantized_view const& q, index_t expert, index_t row, index_t col) {
   if (layout.kind == scale_kind::block || layout.kind == scale_kind::group) {
     scale_col = col / layout.block_cols;
   }
-  double scale = at(q.scales(), expert, scale_row, scale_col);
+  double scale = at(q.scales(), place_of(q.places().scales, expert), scale_row, scale_col);
   if (q.global().values.present()) {
     double const global = at(q.global().values, expert);
     bool const divides = q.global().applied == global_scale::direction::divide;

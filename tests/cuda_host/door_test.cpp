@@ -47,6 +47,41 @@ TEST_F(door, operands_that_say_another_device_are_refused_before_the_launcher) {
   EXPECT_TRUE(machine.launches().empty());
 }
 
+TEST_F(door, tables_of_places_are_operands_like_others) {
+  cuda_queue const queue(device::cuda(5));
+  cuda_buffer const memory(1 << 16, device::cuda(5)), other(1 << 12, device::cuda(2));
+  index_t used = 0;
+  auto const cut = [&](dtype type, std::initializer_list<index_t> extents) {
+    auto* const data = static_cast<char*>(memory.memory().data) + used;
+    used += 4096;
+    return tensor_view::contiguous(data, type, extents, device::cuda(5));
+  };
+  tensor_view const values = cut(dtype::e4m3, {9, 8, 16}), scales = cut(dtype::f32, {7, 8, 1});
+  expert_places const good = {cut(dtype::int64, {3}), cut(dtype::int64, {3})};
+  grouped_gemm_args args;
+  args.x = quantized_view::plain(cut(dtype::bf16, {6, 16}));
+  args.expert_begin = cut(dtype::int64, {4});
+  args.y = cut(dtype::bf16, {6, 8});
+  auto const multiply = [&](expert_places const& places) {
+    args.weights = weight_stack::single(
+        quantized_view::scaled(values, scales, granularity::row(), {}, places));
+    grouped_gemm(args, queue.get());
+  };
+  multiply(good);
+  EXPECT_EQ(machine.launches().size(), 1U);
+  for (tensor_view expert_places::*const table : {&expert_places::values, &expert_places::scales}) {
+    expert_places places = good;
+    (places.*table).data = other.memory().data;  // says that it is on cuda:5
+    char const* const member =
+        table == &expert_places::values ? "weights.places at" : "weights.scale_places at";
+    EXPECT_MOE64_ERROR(multiply(places), errc::device_mismatch, "[grouped_gemm]", member,
+                       "memory of cuda:2", "cuda:5");
+  }
+  // A table of a device is not looked at by the host: here its memory is none.
+  EXPECT_EQ(machine.calls(runtime_call::copy), 0);
+  EXPECT_EQ(machine.launches().size(), 1U);
+}
+
 TEST_F(door, devices_that_do_not_exist) {
   small_gather const call(device::cuda(5));
   for (std::int16_t const ordinal : std::initializer_list<std::int16_t>{-1, 8, 30000}) {

@@ -86,6 +86,17 @@ MOE64_API moe64_status moe64_weights_single(const moe64_quantized* matrix, moe64
 MOE64_API moe64_status moe64_weights_gate_up(const moe64_quantized* gate, const moe64_quantized* up,
                                              moe64_weights** weights);
 
+/// The same with matrices at places. MOE64_DTYPE_MISMATCH, MOE64_SHAPE_MISMATCH or
+/// MOE64_DEVICE_MISMATCH when a table does not fit its stack.
+MOE64_API moe64_status moe64_weights_single_placed(const moe64_quantized* matrix,
+                                                   const moe64_expert_places* places,
+                                                   moe64_weights** weights);
+MOE64_API moe64_status moe64_weights_gate_up_placed(const moe64_quantized* gate,
+                                                    const moe64_expert_places* gate_places,
+                                                    const moe64_quantized* up,
+                                                    const moe64_expert_places* up_places,
+                                                    moe64_weights** weights);
+
 /// Frees the handle, not the memory it looks at. NULL does nothing.
 MOE64_API void moe64_weights_destroy(moe64_weights* weights);
 

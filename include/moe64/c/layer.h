@@ -107,7 +107,8 @@ static inline moe64_layer_view moe64_layer_view_init(void) {
 }
 
 /// *view = what the layer looks at, LoRA left out: the tensors of a layer that moe64_load_layer
-/// made, for programs that keep them in structures of their own.
+/// made, for programs that keep them in structures of their own. MOE64_UNSUPPORTED for weights with
+/// places, which a view has no room for.
 MOE64_API moe64_status moe64_layer_look(const moe64_layer* layer, moe64_layer_view* view);
 
 /// *mode = the mode that the layer runs in on `device` with x of type `io`; `reason` says why: at

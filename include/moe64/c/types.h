@@ -134,6 +134,27 @@ typedef struct moe64_quantized {
   moe64_granularity layout;
 } moe64_quantized;
 
+/// Where the matrices of experts are in a stack that does not hold one for each expert in order.
+/// The first extents of its values and scales are then their numbers of places, which may be closer
+/// together than matrices are long. The tables live on the device of the weights and must outlive
+/// them. On the CPU an entry that is no place is MOE64_INVALID_ARGUMENT when the weights are used;
+/// on CUDA it leads to nothing outside of the stack, and what is computed with such an expert is
+/// NaN.
+typedef struct moe64_expert_places {
+  moe64_tensor values;  ///< [experts] int64, or absent: that of expert e is number e
+  moe64_tensor scales;  ///< the same for the scales
+} moe64_expert_places;
+
+/// Matrices that lie anywhere as one stack: `like` [rows, cols] says what each of the `count`
+/// matrices is, its data is not looked at. *stack [places, rows, cols] begins with the lowest
+/// matrix and has a place every `step` elements; table [count], in host memory, gets the place of
+/// each. MOE64_INVALID_ARGUMENT when a matrix is NULL or not at a whole step, MOE64_SIZE_OVERFLOW
+/// when the stack does not fit. For kernels of Hopper a step is whole 16 bytes, and there are at
+/// most 2^31 - 1024 places.
+MOE64_API moe64_status moe64_place_matrices(const void* const* matrices, int64_t count,
+                                            const moe64_tensor* like, int64_t step, int64_t* table,
+                                            moe64_tensor* stack);
+
 // ---- routing plan -------------------------------------------------------------------------------
 
 /// Which token goes to which expert, in expert order: the output of moe64_plan. Views into the

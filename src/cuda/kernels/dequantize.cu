@@ -1,5 +1,6 @@
 #include "cuda/kernels/dequantize.hpp"
 #include "cuda/kernels/divide.cuh"
+#include "cuda/kernels/places.cuh"
 #include "cuda/kernels/read_ahead.cuh"
 #include "cuda/kernels/scale.cuh"
 #include "cuda/kernels/vector8.cuh"
@@ -13,10 +14,14 @@ __global__ void dequantize_reference(dequantize_parameters const p) {
   index_t const step = index_t{gridDim.x} * blockDim.x;
   for (index_t i = index_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
     index_t const col = i % cols, row = i / cols % rows, expert = i / cols / rows;
-    float number = load_number(row_of(p.values, expert, row), col);
-    if (p.scales.present()) {
-      float const scale = load_scale(p.scales, expert, row / p.block_rows, col / p.block_cols);
-      number *= global_factor::of(p.global, p.global_divides, expert).applied_to(scale);
+    float number = not_a_number();
+    if (!is_lost(p.at, expert)) {
+      number = load_number(row_of(p.values, place_of(p.at.values, expert), row), col);
+      if (p.scales.present()) {
+        float const scale = load_scale(p.scales, place_of(p.at.scales, expert), row / p.block_rows,
+                                       col / p.block_cols);
+        number *= global_factor::of(p.global, p.global_divides, expert).applied_to(scale);
+      }
     }
     store_float(row_of(p.out, expert, row), col, number);
   }

@@ -1,17 +1,19 @@
 #pragma once
 
 #include "cuda/kernel.hpp"
+#include "cuda/kernels/places.hpp"
 #include "moe64/quant.hpp"
 
 namespace moe64::cuda {
 
 /// What a kernel needs of a quantized_view.
 struct matrix_operand {
-  tensor_view values;  ///< [experts, rows, cols]
+  tensor_view values;  ///< [experts, rows, cols], or as many as it has places
   tensor_view scales;  ///< [experts, grid_rows, grid_cols], or absent: plain
   tensor_view global;  ///< [experts] f32, or absent
   index_t rows_per_scale, cols_per_scale;
   bool global_divides;
+  part_places at;
 };
 
 /// y = x W^T (or x W), plus scaling * u V^T (or u V), plus bias: grouped_gemm_args for the device.

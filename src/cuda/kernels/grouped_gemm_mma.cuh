@@ -4,6 +4,7 @@
 #include "cuda/kernels/grouped_gemm_mma.hpp"
 #include "cuda/kernels/mma_codes.cuh"
 #include "cuda/kernels/mma_shape.cuh"
+#include "cuda/kernels/places.cuh"
 
 #include <type_traits>
 
@@ -77,7 +78,8 @@ class gemm_copies {
         p_.x + place.at.row_begin * p_.x_row_bytes + k_part * p_.k_part * 2;
     x_ = chunks_of_thread<Shape::threads, 8>(x, p_.x_row_bytes).first;
     index_t const line = weights().line_bytes;
-    std::uint8_t const* const values = weights().values + place.at.expert * weights().expert_bytes +
+    index_t const matrix = readable_place(weights().at.values, place.at.expert);
+    std::uint8_t const* const values = weights().values + matrix * weights().expert_bytes +
                                        place.n_begin * (Deep ? line * 8 : code_bits()) / 8;
     with_line_chunks([&](auto chunks) {
       values_ = chunks_of_thread<Shape::threads, chunks.value>(values, line).first;
@@ -128,14 +130,15 @@ class gemm_copies {
     index_t const n =
         first_n + (grid.scales_n > 1 ? place.n_begin >> grid.shift_n
                                      : place.n_begin / Shape::outs / grid.tiles_per_scale);
-    scale_ = place.at.expert * weights().scale_expert + n * weights().scale_n +
-             first_k * weights().scale_k;
+    scale_ = readable_place(weights().at.scales, place.at.expert) * weights().scale_expert +
+             n * weights().scale_n + first_k * weights().scale_k;
     // Threads without a scale are past the end.
     scale_k_ = n < grid.limit_n ? first_k : grid.limit_k;
     stages_left_ = grid.stages_per_scale;
     global_ = weights().global == nullptr
                   ? 1.0F
                   : weights().global[place.at.expert * weights().global_expert];
+    if (p_.placed && is_lost(weights().at, place.at.expert)) global_ = not_a_number();
   }
   __device__ void advance_scales() {
     mma_scale_grid const& grid = p_.grid;

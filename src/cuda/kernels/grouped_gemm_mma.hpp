@@ -16,6 +16,7 @@ struct mma_weights {
   index_t scale_expert, scale_n, scale_k;  ///< strides in elements
   float const* global;                     ///< null: none
   index_t global_expert;
+  part_places at;
 };
 
 /// scaling * u V^T, by which sums begin.
@@ -46,6 +47,7 @@ struct grouped_gemm_mma_parameters {
   std::uint8_t const* x;     ///< [capacity, k_parts * k_part] bf16 or f16
   index_t x_row_bytes;
   mma_weights weights[2];  ///< per part
+  bool placed;             ///< a part has a table of places
   int n_parts, k_parts;    ///< how many parts lie side by side along n and along k; one is 1
   index_t n_part, k_part;  ///< extents of a part
   dtype code;              ///< of quantised weights

@@ -76,13 +76,23 @@ class low_rank_product {
   index_t row_, rows_, n_, n_end_, weights_;
 };
 
+/// Whether the expert of a tile has no place in a part that the tile reads: then y is NaN. (Of
+/// codes the scales are.)
+__device__ inline bool is_lost(grouped_gemm_mma_parameters const& p, gemm_place const& place) {
+  if (!p.placed) return false;
+  if (p.k_parts == 1) return is_lost(p.weights[place.part].at, place.at.expert);
+  return is_lost(p.weights[0].at, place.at.expert) || is_lost(p.weights[1].at, place.at.expert);
+}
+
 /// Sums plus bias, rounded once.
-template <class Shape, class Sums>
+template <class Shape, bool Plain, class Sums>
 __device__ void store_tile(grouped_gemm_mma_parameters const& p, gemm_place const& place,
                            warp_place<Shape> const& warp, Sums& sums) {
   tensor_view const& bias = p.bias[place.part];
   index_t const n_begin = place.n_begin + warp.out;
-  if (bias.present()) {
+  if (Plain && is_lost(p, place)) {
+    sums.add_to_outs([](int) { return not_a_number(); });
+  } else if (bias.present()) {
     sums.add_to_outs([&](int out) {
       index_t const n = n_begin + out;
       return n < p.n_part ? load_float(bias, offset_of(bias, place.at.expert, n)) : 0.0F;
@@ -175,7 +185,7 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
             fragments.load_first(left, left_tile(), right, right_tile());
           });
     }
-    store_tile<Shape>(p, place(), warp, sums);
+    store_tile<Shape, !quantized>(p, place(), warp, sums);
   }
   await_copies<0>();
 }

@@ -1,5 +1,6 @@
 #include "cuda/kernels/expert_tiles.cuh"
 #include "cuda/kernels/grouped_gemm.hpp"
+#include "cuda/kernels/places.cuh"
 
 namespace moe64::cuda {
 namespace {
@@ -45,11 +46,14 @@ __device__ float load(tensor_view const& tensor, index_t i, index_t j, index_t k
   return load_number(tensor.type, tensor.data, offset_of(tensor, i, j, k));
 }
 
-/// The scale of number (expert, row, col), the global one included; 1 for plain numbers.
+/// The scale of number (expert, row, col), the global one included; 1 for plain numbers, NaN where
+/// there is none.
 __device__ float scale_of(matrix_operand const& m, index_t expert, index_t row, index_t col) {
   if (!m.scales.present()) return 1.0F;
+  index_t const place = place_of(m.at.scales, expert);
+  if (place < 0) return not_a_number();
   float const scale =
-      load(m.scales, expert, divide(row, m.rows_per_scale), divide(col, m.cols_per_scale));
+      load(m.scales, place, divide(row, m.rows_per_scale), divide(col, m.cols_per_scale));
   if (!m.global.present()) return scale;
   float const global = load(m.global, expert, 0, 0);
   return m.global_divides ? __fdiv_rn(scale, global) : scale * global;
@@ -61,17 +65,23 @@ __device__ float round_to(dtype type, float value) {
   return value;
 }
 
+/// The value of number (expert, row, col), NaN where there is none.
+__device__ float value_of(matrix_operand const& m, index_t expert, index_t row, index_t col) {
+  index_t const place = place_of(m.at.values, expert);
+  return place < 0 ? not_a_number() : load(m.values, place, row, col);
+}
+
 /// Number (row, col) of the stack of one expert.
 __device__ float weight(product const& p, index_t expert, index_t row, index_t col) {
   matrix_operand const& m = p.part_of(row);
-  float const value = load(m.values, expert, row, col);
+  float const value = value_of(m, expert, row, col);
   if (!m.scales.present()) return value;
   return round_to(p.weights_as, value * scale_of(m, expert, row, col));
 }
 
 __device__ float code(product const& p, index_t expert, index_t row, index_t col) {
   matrix_operand const& m = p.part_of(row);
-  return load(m.values, expert, row, col);
+  return value_of(m, expert, row, col);
 }
 
 /// Columns [begin, begin + count) of the tile into shared memory; zeros behind the operands.

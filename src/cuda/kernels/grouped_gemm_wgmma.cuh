@@ -4,6 +4,7 @@
 #include "cuda/kernels/expert_tiles.cuh"
 #include "cuda/kernels/grouped_gemm_wgmma.hpp"
 #include "cuda/kernels/pipeline.cuh"
+#include "cuda/kernels/places.cuh"
 #include "cuda/kernels/wgmma.cuh"
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -148,6 +149,11 @@ __device__ void publish_tiles(Tiles const& tiles, tile_split const& split, Memor
   ring.publish({-1, 0, 0, 0, 0});
 }
 
+/// The place of an expert's values for the copy engine, which gives zeros where there is none.
+__device__ inline int matrix_coordinate(part_places const& part, int expert) {
+  return static_cast<int>(place_of(part.values, expert));  // narrow-ok: host looked
+}
+
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>
 class stage_loader {
@@ -159,10 +165,11 @@ class stage_loader {
                                                       : CacheHintSm90::EVICT_NORMAL);
   }
   __device__ void load(gemm_tile const& tile, int k_blocks) {
+    int const matrix = matrix_coordinate(p_.at[tile.part], tile.expert);
 #pragma unroll 1
     for (int k = 0; k < k_blocks; ++k) {
       memory_.stages.await_free(at_);
-      load_weights(tile, k, at_.slot);
+      load_weights(tile, matrix, k, at_.slot);
       load_x(tile, k, at_.slot);
       at_.next();
     }
@@ -170,15 +177,16 @@ class stage_loader {
   /// The same for the first tile: weights of the first stages, which are free, before what writes x
   /// is awaited.
   __device__ void load_first(gemm_tile const& tile, int k_blocks) {
+    int const matrix = matrix_coordinate(p_.at[tile.part], tile.expert);
 #pragma unroll 1
-    for (int k = 0; k < k_blocks && k < Tile::stages; ++k) load_weights(tile, k, k);
+    for (int k = 0; k < k_blocks && k < Tile::stages; ++k) load_weights(tile, matrix, k, k);
     await_earlier();
     let_next_begin();
 #pragma unroll 1
     for (int k = 0; k < k_blocks; ++k) {
       if (k >= Tile::stages) {
         memory_.stages.await_free(at_);
-        load_weights(tile, k, at_.slot);
+        load_weights(tile, matrix, k, at_.slot);
       }
       load_x(tile, k, at_.slot);
       at_.next();
@@ -187,14 +195,13 @@ class stage_loader {
 
  private:
   /// Also says how much the stage will get.
-  __device__ void load_weights(gemm_tile const& tile, int k, int slot) const {
+  __device__ void load_weights(gemm_tile const& tile, int matrix, int k, int slot) const {
     shared_barrier& filled = memory_.stages.filled[slot];
     auto const bytes = static_cast<std::uint32_t>(  // narrow-ok: a stage
         Tile::weight_bytes + tile.eights() * 1024);
     cute::set_barrier_transaction_bytes(filled, bytes);
     cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_,
-                                 memory_.stage[slot], k * Tile::numbers::stage_k, tile.out,
-                                 tile.expert);
+                                 memory_.stage[slot], k * Tile::numbers::stage_k, tile.out, matrix);
   }
   /// Boxes of 128 rows down to 8: any number of eights. Rows behind the tile are of no use, and
   /// never reach y.

@@ -7,7 +7,7 @@
 
 namespace moe64::cuda {
 
-/// Scales of codes in blocks of 128: scale (expert, n, k) belongs to block
+/// Scales of codes in blocks of 128: scale (place, n, k) belongs to block
 /// (n * n_blocks ..., k * k_blocks ...).
 struct wgmma_scales {
   void const* data;      ///< null: none, all are 1
@@ -19,13 +19,15 @@ struct wgmma_scales {
 /// y = x W^T for sm_90a: weights are the left operand of the tensor cores and rows of x the right
 /// one, so that a tile has any multiple of 8 rows, and a row the same bits in each of them.
 struct grouped_gemm_wgmma_parameters {
-  tensor_map weights[2];          ///< per part (k, n, expert): boxes of 128 bytes x 128 rows
+  tensor_map weights[2];          ///< per part (k, n, place): boxes of 128 bytes x 128 rows
   tensor_map x[5];                ///< (k, row): boxes of 128 bytes x 8, 16, 32, 64, 128 rows
   tensor_view expert_begin;       ///< [experts + 1] int64
   wgmma_scales weight_scales[2];  ///< per part
   wgmma_scales x_scales;
   bool x_scales_by_fours;      ///< f32, one for each block along k, of a row in whole 16 bytes
   wgmma_scales row_scales[2];  ///< per part, one for each row of weights; others are then none
+  part_places at[2];           ///< per part, where the matrices of experts are
+  bool marks_lost;             ///< plain weights with places: no scale says that there is none
   tensor_view bias[2];         ///< per part [experts, n_part] f32 bf16 f16, or absent
   int parts;
   index_t n_part, k;  ///< extents of a part

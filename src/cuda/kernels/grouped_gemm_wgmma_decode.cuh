@@ -63,6 +63,9 @@ struct decode_memory {
   alignas(1024) std::uint8_t out[Tile::groups][2][Tile::rows_out * 128];  ///< by group and turn
   float scale[Tile::scale_slots][Tile::outs];
   float low_rank[low_rank_slots][low_rank_step][Tile::low_rank_ahead ? Tile::outs : 1];
+  /// Where weights and scales of a tile are, by part of k: a copy for each of those who bring them,
+  /// who have no registers for it.
+  int matrix[2], scale_place[2];
   gemm_tile tile[tile_slots];
   ring_barriers<Tile::stages> stages;
   ring_barriers<Tile::scale_slots> scales;
@@ -83,6 +86,10 @@ class decode_loader {
   }
   /// `stages`: of a part of k.
   __device__ void load(gemm_tile const& tile, int stages) {
+    for (int part = 0; part < (Tile::transposed ? p_.k_parts : 1); ++part) {
+      memory_.matrix[part] =
+          matrix_coordinate(p_.at[Tile::transposed ? part : tile.part], tile.expert);
+    }
     int const rank = static_cast<int>(p_.low_rank.rank);  // narrow-ok: host looked
     for (int k = 0; k < rank; k += Tile::stage_k) load_stage(tile, 0, p_.u, {k, 0});
     for (int part = 0; part < p_.k_parts; ++part) {
@@ -123,7 +130,8 @@ class decode_loader {
     int const part = Tile::transposed ? at.part : tile.part;
     cute::SM90_TMA_LOAD_3D::copy(&p_.weights[part], &filled, weights_hint_, memory_.stage[at_.slot],
                                  Tile::transposed ? tile.out : at.k,
-                                 Tile::transposed ? at.k : tile.out, tile.expert);
+                                 Tile::transposed ? at.k : tile.out,
+                                 memory_.matrix[Tile::transposed ? at.part : 0]);
   }
   /// `count` eights from eight `done` of the tile on, in boxes of 128 rows down to 8. Rows behind
   /// the tile are of no use, and never reach y.
@@ -162,6 +170,8 @@ class scale_loader {
       : p_(p), memory_(memory) {}
   __device__ void load(gemm_tile const& tile) {
     int const blocks = static_cast<int>(ceil_div(p_.k_part, index_t{128}));  // narrow-ok: an int
+    if (lane_number() == 0) find_places(tile);
+    __syncwarp();
     if constexpr (Tile::transposed) {
       load_along_k(tile, blocks);
     } else {
@@ -172,6 +182,13 @@ class scale_loader {
  private:
   static constexpr int each = Tile::outs / 32;
   static_assert(Tile::outs % scale_chunk == 0);
+
+  __device__ void find_places(gemm_tile const& tile) {
+    for (int part = 0; part < (Tile::transposed ? p_.k_parts : 1); ++part) {
+      index_t const place = scale_place_of(p_.at[Tile::transposed ? part : tile.part], tile.expert);
+      memory_.scale_place[part] = static_cast<int>(place);  // narrow-ok: host looked
+    }
+  }
 
   __device__ void load_blocks(gemm_tile const& tile, int blocks) {
     for (int first = 0; first < blocks; first += scale_chunk) {
@@ -221,24 +238,25 @@ class scale_loader {
     }
   }
 
-  /// Of the weights at number k of a part along k.
+  /// Of the weights at number k of a part along k; all ones, NaN in each type, without a place.
   [[nodiscard]] __device__ std::uint32_t code_of(gemm_tile const& tile, int part, int k) const {
     wgmma_scales const& scales = p_.scales[part];
     if (k >= p_.k_part || tile.out >= p_.n_part) return 0;
     index_t const at = p_.row_scales ? k * scales.k
                                      : tile.out / 128 / scales.n_blocks * scales.n +
                                            k / 128 / scales.k_blocks * scales.k;
-    return load_code(scales.type, scales.data, tile.expert * scales.expert + at);
+    index_t const place = memory_.scale_place[part];
+    return place < 0 ? ~0U : load_code(scales.type, scales.data, place * scales.expert + at);
   }
 
-  /// 0 where there are no weights.
+  /// 0 where there are no weights, NaN without a place.
   [[nodiscard]] __device__ float of(gemm_tile const& tile, int out, int k_block) const {
     wgmma_scales const& scales = p_.scales[tile.part];
     if (out >= p_.n_part || index_t{k_block} * 128 >= p_.k_part) return 0.0F;
     index_t const n = p_.row_scales ? out : out / 128 / scales.n_blocks;
-    index_t const at =
-        tile.expert * scales.expert + n * scales.n + k_block / scales.k_blocks * scales.k;
-    return load_number(scales.type, scales.data, at);
+    index_t const place = memory_.scale_place[0];
+    index_t const at = place * scales.expert + n * scales.n + k_block / scales.k_blocks * scales.k;
+    return place < 0 ? not_a_number() : load_number(scales.type, scales.data, at);
   }
 
   grouped_gemm_decode_parameters const& p_;

@@ -9,12 +9,13 @@ namespace moe64::cuda {
 /// of x on their way to the tensor cores: the bits are those of decoded weights. n counts outputs,
 /// k is summed over: with transposed weights those are their columns and rows.
 struct grouped_gemm_decode_parameters {
-  /// Per part (k, n, expert): boxes of stage_k codes x a tile's outputs; transposed (n, k, expert),
+  /// Per part (k, n, place): boxes of stage_k codes x a tile's outputs; transposed (n, k, place),
   /// boxes of a tile's outputs x stage_k.
   tensor_map weights[2];
   tensor_map x[5];           ///< (k, part, row): boxes of 64 numbers x 8, 16, 32, 64, 128 rows
   tensor_view expert_begin;  ///< [experts + 1] int64
   wgmma_scales scales[2];    ///< per part, by n and k
+  part_places at[2];         ///< per part, where the matrices of experts are
   bool row_scales;           ///< they belong to rows of weights, not to blocks
   tensor_view bias[2];       ///< per part [experts, n_part] f32 bf16 f16, or absent
   int n_parts, k_parts;      ///< how many parts lie side by side along n and along k; one is 1

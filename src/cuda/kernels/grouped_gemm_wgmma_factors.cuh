@@ -4,12 +4,13 @@
 
 namespace moe64::cuda {
 
-/// One scale for each block of 128 along k.
+/// One scale for each block of 128 along k; NaN where an expert has no place.
 class scale_row {
  public:
-  __device__ scale_row(wgmma_scales const& of, index_t expert, index_t n)
-      : of_(of), first_(expert * of.expert + n * of.n) {}
+  __device__ scale_row(wgmma_scales const& of, index_t place, index_t n)
+      : of_(of), first_(place < 0 ? no_place : place * of.expert + n * of.n) {}
   [[nodiscard]] __device__ float at(int k_block) const {
+    if (first_ < 0) return not_a_number();
     if (of_.data == nullptr) return 1.0F;
     int const k = of_.k_blocks == 1 ? k_block : k_block / of_.k_blocks;
     index_t const i = first_ + k * of_.k;
@@ -35,7 +36,8 @@ class factor_maker {
       : p_(p), memory_(memory), number_(number) {}
 
   __device__ void make(gemm_tile const& tile, int k_blocks) {
-    load(tile, 0, k_blocks);
+    index_t const place = scale_place_of(p_.at[tile.part], tile.expert);
+    load(tile, place, 0, k_blocks);
     for (int k = 0; k < k_blocks; k += ahead) {
       float product[each][ahead];
 #pragma unroll
@@ -43,7 +45,7 @@ class factor_maker {
 #pragma unroll
         for (int i = 0; i < ahead; ++i) product[j][i] = of_rows_[j][i] * of_weights_[i];
       }
-      if (k + ahead < k_blocks) load(tile, k + ahead, k_blocks);
+      if (k + ahead < k_blocks) load(tile, place, k + ahead, k_blocks);
 #pragma unroll
       for (int i = 0; i < ahead; ++i) {
         if (k + i >= k_blocks) break;
@@ -65,10 +67,10 @@ class factor_maker {
   static constexpr int each = (Tile::rows + threads - 1) / threads;
   static constexpr int ahead = 2;
 
-  __device__ void load(gemm_tile const& tile, int k, int k_blocks) {
+  __device__ void load(gemm_tile const& tile, index_t place, int k, int k_blocks) {
     wgmma_scales const& scales = p_.weight_scales[tile.part];
     int const n = scales.data == nullptr ? 0 : tile.out / 128 / scales.n_blocks;
-    scale_row const outs(scales, tile.expert, n);
+    scale_row const outs(scales, place, n);
 #pragma unroll
     for (int i = 0; i < ahead; ++i) of_weights_[i] = k + i < k_blocks ? outs.at(k + i) : 0.0F;
 #pragma unroll

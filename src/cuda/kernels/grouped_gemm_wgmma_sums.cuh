@@ -19,7 +19,7 @@ __device__ inline void await_group(int group) {
 
 __device__ inline bool has_output_terms(grouped_gemm_wgmma_parameters const& p,
                                         gemm_tile const& tile) {
-  return p.row_scales[tile.part].data != nullptr || p.bias[tile.part].present();
+  return p.row_scales[tile.part].data != nullptr || p.bias[tile.part].present() || p.marks_lost;
 }
 
 /// By the 128 threads of a group, before its sums: so their code is there once, and not for every
@@ -29,13 +29,15 @@ __device__ void load_output_terms(grouped_gemm_wgmma_parameters const& p, gemm_t
                                   int first, output_terms<Outs>& terms) {
   if (!has_output_terms(p, tile)) return;
   tensor_view const& bias = p.bias[tile.part];
+  index_t const place = scale_place_of(p.at[tile.part], tile.expert);
+  float const none = p.marks_lost ? -0.0F : 0.0F;  // -0: what would not be touched keeps its bits
 #pragma unroll 1
   for (int i = thread_number() % 128; i < Outs; i += 128) {
     index_t const out = index_t{tile.out} + first + i;
     if (out >= p.n_part) return;
-    terms.factor[i] = scale_row(p.row_scales[tile.part], tile.expert, out).at(0);
+    terms.factor[i] = scale_row(p.row_scales[tile.part], place, out).at(0);
     terms.addend[i] = !bias.present()
-                          ? 0.0F
+                          ? none
                           : load_number(bias.type, bias.data, offset_of(bias, tile.expert, out));
   }
 }

@@ -114,6 +114,7 @@ class wide_loader {
     int const rows = row_split(tile.rows).copied();
     auto const bytes =
         static_cast<std::uint32_t>(Tile::weight_bytes + rows * 128);  // narrow-ok: a stage
+    int const matrix = matrix_coordinate(p_.at[tile.part], tile.expert);
     for (int k = 0; k < k_blocks; ++k) {
       memory_.stages.await_free(at_);
       shared_barrier& filled = memory_.stages.filled[at_.slot];
@@ -121,7 +122,7 @@ class wide_loader {
       cute::set_barrier_transaction_bytes(filled, bytes);
       int const first = k * Tile::numbers::stage_k;
       cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_, stage, first,
-                                   tile.out, tile.expert);
+                                   tile.out, matrix);
       // Blocks 0 and 1 of a pair copy the first and the second half of the rows.
       int const half = (rows / 2 + 31) / 32 * 32;
       load_rows(tile, rank_ == 0 ? 0 : half, rank_ == 0 ? half : rows - half, first, stage, filled);
@@ -216,8 +217,9 @@ class wide_scales {
     wgmma_scales const& outs = p_.weight_scales[tile.part];
     bool const none = tile.out >= p_.n_part || outs.data == nullptr;
     index_t const n = none ? 0 : tile.out / Tile::outs / outs.n_blocks;
-    index_t const first_of_outs = tile.expert * outs.expert + n * outs.n;
-    scale_row const of_outs(outs, tile.expert, n);
+    index_t const place = scale_place_of(p_.at[tile.part], tile.expert);
+    index_t const first_of_outs = place < 0 ? no_place : place * outs.expert + n * outs.n;
+    scale_row const of_outs(outs, place, n);
     // Rows behind the tile have the scale of its last one: what they give is not stored.
     index_t row[each];
 #pragma unroll
@@ -235,7 +237,7 @@ class wide_scales {
       }
       if (number_ < Tile::chunk && k + number_ < k_blocks_) {
         float* const to = &memory_.out_scale[at_.slot][number_];
-        if (outs.data != nullptr && outs.type == dtype::f32) {
+        if (outs.data != nullptr && outs.type == dtype::f32 && first_of_outs >= 0) {
           copy<4>(static_cast<float const*>(outs.data) + first_of_outs +
                       (k + number_) / outs.k_blocks * outs.k,
                   to);
