@@ -151,8 +151,10 @@ def hopper_points():
                 yield Point("decode w8a8", f"{name} {projection} T={tokens}",
                             f"{model.product(projection, tokens)} mode=w8a8", "weights", decode_bar(model, tokens),
                             (("scaled_grouped_mm", tokens, *operands),) if tokens == 64 else ())
-            yield Point("decode w8a16", f"{name} {projection} T=64", f"{model.product(projection, 64)} mode=w8a16",
-                        "weights")
+            for tokens in (16, 64, 256, 1024):
+                yield Point("decode w8a16", f"{name} {projection} T={tokens}",
+                            f"{model.product(projection, tokens)} mode=w8a16", "weights")
+    yield from four_bit_points()
     for name, bars in (("GLM-4.7-Flash", (750.0, 210.0, 25.0)), ("DeepSeek-V3", (6300.0, 2500.0, 110.0))):
         model = MODELS[name]
         for tokens, bar in zip((8192, 64, 1), bars):
@@ -160,6 +162,17 @@ def hopper_points():
                         (("transformers", tokens, model.experts, model.top_k, model.hidden, model.inter),))
     yield Point("layer w8a8", "DeepSeek-V3 T=8192, memory lent to it", f"{MODELS['DeepSeek-V3'].layer(8192)} mode=w8a8",
                 "workspace", 2.2)
+
+
+def four_bit_points():
+    """Codes of 4 bits by bf16, beside the portable kernel; gpt-oss is E32 k4 2880 x 2880."""
+    gptoss = Model(32, 4, 2880, 2880, {})
+    for name, model in (("gpt-oss-20b", gptoss), ("GLM-4.7-Flash", MODELS["GLM-4.7-Flash"])):
+        for weight in ("mxfp4", "nvfp4", "int4"):
+            for group, tokens, figure in (("prefill w4a16", 8192, "tflops"), ("decode w4a16", 64, "weights")):
+                for impl in ("", " impl=mma"):
+                    yield Point(group, f"{name} {weight} gate_up T={tokens}" + (", portable" if impl else ""),
+                                f"{model.product('gate_up', tokens)} weight={weight}{impl}", figure)
 
 
 POINTS = (*dequantize_points(), *movement_points(), *quantize_points(), *routing_points(), *product_points(),

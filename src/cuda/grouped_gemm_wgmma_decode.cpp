@@ -1,5 +1,6 @@
 #include "cuda/grouped_gemm_wgmma_decode.hpp"
 
+#include "cuda/four_bit_operands.hpp"
 #include "cuda/grouped_gemm_mma.hpp"
 #include "cuda/kernels/grouped_gemm_wgmma_decode.hpp"
 #include "cuda/launch.hpp"
@@ -18,9 +19,22 @@ using wgmma::encoder;
 
 support takes_types(grouped_gemm_args const& args) {
   dtype const x = args.x.type(), weights = args.weights.type();
-  if ((x == dtype::bf16 || x == dtype::f16) && weights == dtype::e4m3) return support::yes();
-  return support::no(
-      fmt::format("x is {} and weights are {}, not bf16 or f16 and e4m3", name(x), name(weights)));
+  bool const codes = weights == dtype::e4m3 || four_bits::has(weights);
+  if ((x != dtype::bf16 && x != dtype::f16) || !codes) {
+    return support::no(
+        fmt::format("x is {} and weights are {}, not bf16 or f16 and e4m3, int4 or "
+                    "fp4",
+                    name(x), name(weights)));
+  }
+  if (args.transpose && four_bits::has(weights)) {
+    return support::no(fmt::format("weights are {} and transposed", name(weights)));
+  }
+  return support::yes();
+}
+
+decode_weights weights_of(grouped_gemm_args const& args) {
+  if (four_bits::has(args.weights.type())) return decode_weights::four_bits;
+  return args.transpose ? decode_weights::eight_bits_transposed : decode_weights::eight_bits;
 }
 
 /// Rows [capacity, parts * cols] of numbers as (k, part, row): behind the end of a part are zeros.
@@ -59,13 +73,16 @@ void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode
 tensor_map describe_codes(tensor_view const& w, bool transpose, decode_shape const& shape,
                           encoder const& encode) {
   int const outs = static_cast<int>(shape.tile.outs);  // narrow-ok: 128
+  index_t const width = bits(w.type);
+  auto const bytes = [width](index_t codes) { return codes * width / 8; };
+  int const line = static_cast<int>(bytes(shape.stage_k));  // narrow-ok: at most 128
   tensor_box codes = {.data = w.data,
                       .element_bytes = 1,
                       .rank = 3,
-                      .extent = {w.extent[2], w.extent[1], w.extent[0]},
-                      .stride_bytes = {w.stride[1], w.stride[0]},
-                      .box = {shape.stage_k, outs, 1},
-                      .swizzle_bytes = shape.stage_k};
+                      .extent = {bytes(w.extent[2]), w.extent[1], w.extent[0]},
+                      .stride_bytes = {bytes(w.stride[1]), bytes(w.stride[0])},
+                      .box = {line, outs, 1},
+                      .swizzle_bytes = line};
   if (transpose) {
     codes.box[0] = codes.swizzle_bytes = outs;
     codes.box[1] = shape.stage_k;
@@ -98,11 +115,16 @@ grouped_gemm_decode_parameters parameters(grouped_gemm_args const& args, decode_
   for (int part = 0; part < stack.parts(); ++part) {
     quantized_view const& q = stack.part(part);
     p.weights[part] = describe_codes(q.values(), t, shape, encode);
-    p.scales[part] = scales_by_use(q, t);
     p.at[part] = places_of(q);
-    p.row_scales = wgmma::one_per_row(q);
+    if (four_bits::has(q.type())) {
+      p.groups[part] = four_bits::scales_of(q);
+    } else {
+      p.scales[part] = scales_by_use(q, t);
+      p.row_scales = wgmma::one_per_row(q);
+    }
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
+  if (four_bits::has(stack.type())) four_bits::describe(stack.type(), p.four_bits);
   p.low_rank = mma::low_rank_of(args);
   if (p.low_rank.rank > 0) describe_rows(args.low_rank.u, 1, encode, p.u);
   describe_y(args.y, encode, p);
@@ -140,7 +162,9 @@ support takes(grouped_gemm_args const& args) {
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
     if (q.is_plain()) return support::no("weights have no scales");
-    if (support const scales = wgmma::takes_weight_scales(q); !scales) return scales;
+    bool const groups = four_bits::has(q.type());
+    support const scales = groups ? four_bits::takes_scales(q) : wgmma::takes_weight_scales(q);
+    if (!scales) return scales;
   }
   return wgmma::takes_call(args);
 }
@@ -149,14 +173,14 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const experts = args.weights.experts();
   wgmma_size const size = wgmma::size_of(args.x.rows(), experts);
-  decode_shape const shape = grouped_gemm_decode_shape(size, args.transpose);
+  decode_shape const shape = grouped_gemm_decode_shape(size, weights_of(args));
   wgmma_shape const& tile = shape.tile;
   grouped_gemm_decode_parameters p = parameters(args, shape, where);
   p.once = ceil_div(args.x.rows(), std::max<index_t>(experts, 1)) <= tile.most_rows;
   index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), tile.rows), experts),
                                     p.n_parts * ceil_div(p.n_part, tile.outs * tile.cluster));
-  index_t const clusters = std::min(tiles, on.multiprocessors() / tile.cluster);
-  on.launch(grouped_gemm_decode_kernel(size, args.x.type(), args.transpose),
+  index_t const clusters = std::min(tiles, on.multiprocessors() * shape.blocks_each / tile.cluster);
+  on.launch(grouped_gemm_decode_kernel(size, args.x.type(), weights_of(args)),
             {clusters * tile.cluster, tile.threads, tile.shared_bytes}, p);
 }
 

@@ -91,6 +91,12 @@ encode_function find_encode() {
   return reinterpret_cast<encode_function>(function);
 }
 
+CUtensorMapSwizzle swizzle_of(int bytes) {
+  return bytes == 32   ? CU_TENSOR_MAP_SWIZZLE_32B
+         : bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                       : CU_TENSOR_MAP_SWIZZLE_128B;
+}
+
 status encode_map(tensor_box const& box, tensor_map* map) {
   static encode_function const encode = find_encode();
   if (encode == nullptr) return cudaErrorNotSupported;
@@ -108,8 +114,7 @@ status encode_map(tensor_box const& box, tensor_map* map) {
       &encoded,
       box.element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16,
       static_cast<cuuint32_t>(box.rank), const_cast<void*>(box.data), extent, stride, sides, steps,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      box.swizzle_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(box.swizzle_bytes),
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code != CUDA_SUCCESS) return cudaErrorInvalidValue;
   std::memcpy(map->words, &encoded, sizeof(encoded));

@@ -46,7 +46,7 @@ struct tensor_box {
   index_t extent[3] = {};        ///< innermost first, below 2^32
   index_t stride_bytes[2] = {};  ///< of dimensions 1 and 2; multiples of 16, below 2^40
   int box[3] = {};               ///< at most 256 each; box[0] fills swizzle_bytes
-  int swizzle_bytes = 128;       ///< 64 or 128
+  int swizzle_bytes = 128;       ///< 32, 64 or 128
 };
 /// The same as the copy engine reads it: a CUtensorMap.
 struct alignas(64) tensor_map {

@@ -36,10 +36,10 @@ support has_hopper(moe64::device where) {
 
 /// Contiguous rows that the copy engine can address.
 support takes_rows(char const* argument, tensor_view const& values) {
-  index_t const size = bits(values.type) / 8;
-  constexpr index_t most_bytes = index_t{1} << 40;
+  index_t const size = bits(values.type);
+  constexpr index_t most_bits = index_t{8} << 40;
   auto const aligned = [&](index_t stride) {
-    return stride >= 0 && stride < most_bytes / size && stride * size % 16 == 0;
+    return stride >= 0 && stride < most_bits / size && stride * size % 128 == 0;
   };
   bool const data = reinterpret_cast<std::uintptr_t>(values.data) % 16 == 0;
   if (!data || values.stride[2] != 1 || !aligned(values.stride[1]) || !aligned(values.stride[0])) {
@@ -65,7 +65,6 @@ support takes_call(grouped_gemm_args const& args) {
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
     if (support const rows = takes_rows("weights", q.values()); !rows) return rows;
-    if (q.global().values.present()) return support::no("weights have a global scale");
     if (q.scales().extent[0] > most_extent) {
       return support::no(
           fmt::format("scales {} have more than {} places", to_string(q.scales()), most_extent));
@@ -96,6 +95,7 @@ support takes_scale_type(quantized_view const& q) {
 }
 
 support takes_weight_scales(quantized_view const& weights) {
+  if (weights.global().values.present()) return support::no("weights have a global scale");
   if (support const type = takes_scale_type(weights); !type) return type;
   bool const blocks =
       whole_blocks(weights.layout().rows_per_scale(weights.rows()), weights.rows()) &&

@@ -1,10 +1,6 @@
 // grouped_gemm of numbers by codes on the tensor cores of Hopper: the bits of decoding the weights
 // first, in every size of tiles.
-#include "support/gemm.hpp"
-#include "support/gemm_call.hpp"
-#include "support/target.hpp"
-
-#include <gtest/gtest.h>
+#include "cuda/decode_fixture.hpp"
 
 #include <initializer_list>
 #include <limits>
@@ -18,60 +14,13 @@ using g = granularity;
 using test::content;
 using test::difference;
 using test::gemm_call;
+using test::row_counts;
 using test::test_tensor;
 using test::weight_spec;
 
-weight_spec const blocks = {dtype::e4m3, g::block(128, 128)};
+weight_spec const blocks = test::e4m3_blocks;
 
-/// Average rows that lead to every size of tiles, and counts around their edges.
-std::vector<std::vector<index_t>> const row_counts{
-    {0, 1, 7, 8, 9, 33, 0}, {31, 0, 63, 1, 64, 65}, {127, 128, 129, 0, 289, 17}};
-
-class cuda_wgmma_decode : public testing::Test {
- protected:
-  [[nodiscard]] static test::target_stream where() { return test::target(); }
-  [[nodiscard]] static support answer(grouped_gemm_args args) {
-    args.implementation = {};
-    for (implementation_report const& report : explain(args, where())) {
-      if (report.name == "wgmma_decode") return report.answer;
-    }
-    return support::no("there is no wgmma_decode");
-  }
-  void SetUp() override {
-    gemm_call const call(blocks, {1, 128, 128}, {1}, dtype::bf16, content::integers, {});
-    if (support const can = answer(call.args); !can) GTEST_SKIP() << can.reason();
-  }
-  [[nodiscard]] static std::vector<double> run(grouped_gemm_args args, char const* implementation) {
-    test_tensor const y(args.y.type, {args.y.extent[0], args.y.extent[1]});
-    args.y = y;
-    args.implementation = implementation;
-    grouped_gemm(args, where());
-    return y.numbers();
-  }
-  static void expect_as_cpu(gemm_call const& call) {
-    grouped_gemm_args args = call.args;
-    test_tensor const expected(args.y.type, {args.y.extent[0], args.y.extent[1]});
-    args.y = expected;
-    grouped_gemm(args, cpu_stream());
-    EXPECT_EQ(difference(run(args, "wgmma_decode"), expected.numbers()), "");
-  }
-  /// The same by weights that have been decoded before.
-  [[nodiscard]] static std::vector<double> by_decoded(gemm_call const& call,
-                                                      char const* implementation) {
-    weight_stack const& stack = call.args.weights;
-    test_tensor decoded[2];
-    for (int part = 0; part < stack.parts(); ++part) {
-      decoded[part] =
-          test_tensor(call.args.x.type(), {stack.experts(), stack.part_rows(), stack.cols()});
-      dequantize({stack.part(part), decoded[part]}, cpu_stream());
-    }
-    auto const plain = [&](int part) { return quantized_view::plain(decoded[part]); };
-    grouped_gemm_args args = call.args;
-    args.weights = stack.parts() == 1 ? weight_stack::single(plain(0))
-                                      : weight_stack::gate_up(plain(0), plain(1));
-    return run(args, implementation);
-  }
-};
+class cuda_wgmma_decode : public test::wgmma_decode_fixture {};
 
 /// body(spec, counts, io, use) for every granularity, type of scales and number of rows; `use`
 /// counts.

@@ -15,8 +15,10 @@ namespace moe64::test {
 namespace {
 
 std::string words(product kind) {
-  return std::string(kind == product::bf16 ? " weight=bf16" : " mode=" + name(kind)) +
-         " impl=" + hopper_implementation(kind);
+  std::string const weights = kind == product::bf16    ? " weight=bf16"
+                              : kind == product::w4a16 ? " weight=mxfp4"
+                                                       : " mode=" + name(kind);
+  return weights + " impl=" + hopper_implementation(kind);
 }
 
 class hopper_layers : public testing::TestWithParam<product> {
@@ -63,10 +65,12 @@ TEST_P(hopper_layers, five_models_and_odd_widths) {
 }
 
 TEST_P(hopper_layers, any_number_of_experts) {
+  // Rows of codes begin at multiples of 16 bytes.
+  std::string const inter = GetParam() == product::w4a16 ? "96" : "48";
   for (index_t const experts : {1, 2, 257, 512, 896, 1025}) {
     for (index_t const tokens : {1, 40}) {
-      expect_right("tokens=" + std::to_string(tokens) + " hidden=128 inter=48 experts=" +
-                   std::to_string(experts) + " top_k=" + std::to_string(experts));
+      expect_right("tokens=" + std::to_string(tokens) + " hidden=128 inter=" + inter +
+                   " experts=" + std::to_string(experts) + " top_k=" + std::to_string(experts));
     }
   }
 }

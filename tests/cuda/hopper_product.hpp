@@ -10,25 +10,33 @@
 
 namespace moe64::test {
 
-/// What the kernels for Hopper multiply: codes by codes, numbers by codes, numbers by numbers.
-enum class product { w8a8, w8a16, bf16 };
-inline constexpr product every_product[] = {product::w8a8, product::w8a16, product::bf16};
+/// What the kernels for Hopper multiply: codes by codes, numbers by codes of 8 and of 4 bits,
+/// numbers by numbers.
+enum class product { w8a8, w8a16, w4a16, bf16 };
+inline constexpr product every_product[] = {product::w8a8, product::w8a16, product::w4a16,
+                                            product::bf16};
 
 [[nodiscard]] inline std::string name(product kind) {
-  constexpr char const* names[] = {"w8a8", "w8a16", "bf16"};
+  constexpr char const* names[] = {"w8a8", "w8a16", "w4a16", "bf16"};
   return names[static_cast<int>(kind)];
 }
 [[nodiscard]] inline char const* hopper_implementation(product kind) {
-  return kind == product::w8a16 ? "wgmma_decode" : "wgmma";
+  return kind == product::w8a16 || kind == product::w4a16 ? "wgmma_decode" : "wgmma";
 }
 [[nodiscard]] inline dtype type_of_weights(product kind) {
-  return kind == product::bf16 ? dtype::bf16 : dtype::e4m3;
+  return kind == product::bf16 ? dtype::bf16 : kind == product::w4a16 ? dtype::fp4 : dtype::e4m3;
+}
+/// MXFP4, or scales of f32.
+[[nodiscard]] inline dtype type_of_scales(product kind) {
+  return kind == product::w4a16 ? dtype::e8m0 : dtype::f32;
+}
+[[nodiscard]] inline granularity layout_of_scales(product kind) {
+  return kind == product::w4a16 ? granularity::group(32) : granularity::block(128, 128);
 }
 [[nodiscard]] inline dtype type_of_x(product kind) {
   return kind == product::w8a8 ? dtype::e4m3 : dtype::bf16;
 }
 
-inline constexpr granularity weight_blocks = granularity::block(128, 128);
 inline constexpr granularity x_blocks = granularity::group(128);
 
 /// The experts of one projection: gate and up, each [inter, hidden], or down, [hidden, inter].
@@ -48,10 +56,11 @@ struct matrices {
 
 /// A stack on fused arrays: values [experts, rows, cols]; scales [experts, parts * blocks, blocks],
 /// absent where weights are plain.
-[[nodiscard]] inline weight_stack stack_on(matrices const& m, tensor_view const& values,
-                                           tensor_view const& scales) {
+[[nodiscard]] inline weight_stack stack_on(product kind, matrices const& m,
+                                           tensor_view const& values, tensor_view const& scales) {
   auto const with = [&](tensor_view const& v, tensor_view const& s) {
-    return s.present() ? quantized_view::scaled(v, s, weight_blocks) : quantized_view::plain(v);
+    return s.present() ? quantized_view::scaled(v, s, layout_of_scales(kind))
+                       : quantized_view::plain(v);
   };
   if (m.parts == 1) return weight_stack::single(with(values, scales));
   constexpr auto halves = gate_up_layout::concatenated;
@@ -75,14 +84,16 @@ class product_source {
                                      cases::tensor_id id = cases::tensor_id::gate_up) const {
     dtype const type = type_of_weights(kind_);
     double const size = 1.0 / std::sqrt(static_cast<double>(m.cols));
-    tensor_view const values =
-        filled(name, id, type, {m.experts, m.rows(), m.cols}, type == dtype::bf16 ? size : 100.0);
-    if (type == dtype::bf16) return stack_on(m, values, {});
-    return stack_on(m, values,
-                    scales(name + " scales", id + 1,
-                           {m.experts, m.parts * weight_blocks.grid_rows(m.part_rows),
-                            weight_blocks.grid_cols(m.cols)},
-                           size / 100.0));
+    // Codes use most of what they can say.
+    double const spread = type == dtype::bf16 ? size : type == dtype::fp4 ? 2.0 : 100.0;
+    tensor_view const values = filled(name, id, type, {m.experts, m.rows(), m.cols}, spread);
+    if (type == dtype::bf16) return stack_on(kind_, m, values, {});
+    granularity const layout = layout_of_scales(kind_);
+    return stack_on(
+        kind_, m, values,
+        scales(name + " scales", id + 1, type_of_scales(kind_),
+               {m.experts, m.parts * layout.grid_rows(m.part_rows), layout.grid_cols(m.cols)},
+               size / spread));
   }
 
   /// [rows, cols]
@@ -91,10 +102,10 @@ class product_source {
     tensor_view const values =
         filled("x", cases::tensor_id::x, type, {rows, cols}, type == dtype::bf16 ? 1.0 : 100.0);
     if (type == dtype::bf16) return quantized_view::plain(values);
-    return quantized_view::scaled(
-        values,
-        scales("x scales", cases::tensor_id::row_scales, {rows, x_blocks.grid_cols(cols)}, 0.01),
-        x_blocks);
+    return quantized_view::scaled(values,
+                                  scales("x scales", cases::tensor_id::row_scales, dtype::f32,
+                                         {rows, x_blocks.grid_cols(cols)}, 0.01),
+                                  x_blocks);
   }
 
  private:
@@ -107,12 +118,12 @@ class product_source {
         .fill(tensor, 7, id, executor_);
     return tensor;
   }
-  [[nodiscard]] tensor_view scales(std::string const& name, cases::tensor_id id,
+  [[nodiscard]] tensor_view scales(std::string const& name, cases::tensor_id id, dtype type,
                                    std::initializer_list<index_t> extents, double size) const {
     using cases::number_source;
-    tensor_view const tensor = memory_.tensor(name, cases::purpose::input, dtype::f32, extents);
-    (exact_ ? number_source::one_of(dtype::f32, {1.0, 2.0})
-            : number_source::spread(dtype::f32, 0.5 * size, 2.0 * size))
+    tensor_view const tensor = memory_.tensor(name, cases::purpose::input, type, extents);
+    (exact_ ? number_source::one_of(type, {1.0, 2.0})
+            : number_source::spread(type, 0.5 * size, 2.0 * size))
         .fill(tensor, 7, id, executor_);
     return tensor;
   }
@@ -153,8 +164,11 @@ template <class Counts>
   matrices const m = matrices::down(1, 128, 128);
   grouped_gemm_args args;
   bool const plain = kind == product::bf16;
-  args.weights = stack_on(m, view(type_of_weights(kind), {1, 128, 128}),
-                          plain ? tensor_view{} : view(dtype::f32, {1, 1, 1}));
+  granularity const layout = layout_of_scales(kind);
+  args.weights = stack_on(
+      kind, m, view(type_of_weights(kind), {1, 128, 128}),
+      plain ? tensor_view{}
+            : view(type_of_scales(kind), {1, layout.grid_rows(128), layout.grid_cols(128)}));
   args.x = kind == product::w8a8 ? quantized_view::scaled(view(dtype::e4m3, {1, 128}),
                                                           view(dtype::f32, {1, 1}), x_blocks)
                                  : quantized_view::plain(view(dtype::bf16, {1, 128}));

@@ -104,8 +104,8 @@ TEST_P(hopper_stack, past_2_32_numbers_with_nan_in_every_other_expert) {
   std::optional<spread> scales;
   if (!first.is_plain()) scales.emplace(fused(first.scales()), where);
   cuda_wait(where);
-  weight_stack const whole = stack_on(matrices::gate_up(all_experts, hidden, inter), values.view(),
-                                      scales ? scales->view() : tensor_view{});
+  weight_stack const whole = stack_on(kind, matrices::gate_up(all_experts, hidden, inter),
+                                      values.view(), scales ? scales->view() : tensor_view{});
   auto const multiply_whole = [&](grouped_gemm_args there, stream on) {
     there.weights = whole;
     grouped_gemm(there, on);

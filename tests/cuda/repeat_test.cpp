@@ -120,6 +120,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "op=combine backward=1" + shape, "op=activate" + shape,
                     "op=activate backward=1" + shape, "op=grouped_gemm weight=e4m3" + wide,
                     "op=grouped_gemm weight=int4 scale=group:32 backward=1" + wide,
+                    "op=grouped_gemm weight=mxfp4" + few, "op=grouped_gemm weight=mxfp4" + wide,
+                    "op=grouped_gemm weight=mxfp4" + many, "op=grouped_gemm weight=nvfp4" + wide,
+                    "op=grouped_gemm weight=int4 scale=group:32" + few,
                     "op=grouped_gemm_wgrad weight=bf16" + shape),
     [](auto const& given) { return "problem_" + std::to_string(given.index); });
 

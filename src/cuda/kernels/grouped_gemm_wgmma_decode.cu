@@ -4,35 +4,48 @@ namespace moe64::cuda {
 namespace {
 
 template <class Left>
-kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size, bool transposed) {
+kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size, decode_weights weights) {
   bool const many = size == wgmma_size::many;
-  if (transposed)
-    return many ? transposed_kernel_many<Left>() : transposed_kernel_small<Left>(size);
-  return many ? decode_kernel_many<Left>() : decode_kernel_small<Left>(size);
+  switch (weights) {
+    case decode_weights::eight_bits:
+      return many ? eight_bits_kernel_many<Left>() : eight_bits_kernel_small<Left>(size);
+    case decode_weights::eight_bits_transposed:
+      return many ? transposed_kernel_many<Left>() : transposed_kernel_small<Left>(size);
+    default:
+      return many ? four_bits_kernel_many<Left>() : four_bits_kernel_small<Left>(size);
+  }
 }
 
-template <class Tile>
-decode_shape shape_of(bool transposed) {
-  return transposed ? decode_shape_of<transposed_tile<Tile>> : decode_shape_of<Tile>;
+template <class Few, class Some, class Many>
+decode_shape shape_of(wgmma_size size) {
+  switch (size) {
+    case wgmma_size::few:
+      return decode_shape_of<Few>;
+    case wgmma_size::some:
+      return decode_shape_of<Some>;
+    default:
+      return decode_shape_of<Many>;
+  }
 }
 
 }  // namespace
 
-decode_shape grouped_gemm_decode_shape(wgmma_size size, bool transposed) {
-  switch (size) {
-    case wgmma_size::few:
-      return shape_of<decode_few<bf16_left>>(transposed);
-    case wgmma_size::some:
-      return shape_of<decode_some<bf16_left>>(transposed);
+decode_shape grouped_gemm_decode_shape(wgmma_size size, decode_weights weights) {
+  using left = bf16_left;  // f16 has the same shapes
+  switch (weights) {
+    case decode_weights::eight_bits:
+      return shape_of<eight_bits_few<left>, eight_bits_some<left>, eight_bits_many<left>>(size);
+    case decode_weights::eight_bits_transposed:
+      return shape_of<transposed_few<left>, transposed_some<left>, transposed_many<left>>(size);
     default:
-      return shape_of<decode_many<bf16_left>>(transposed);
+      return shape_of<four_bits_few<left>, four_bits_some<left>, four_bits_many<left>>(size);
   }
 }
 
 kernel<grouped_gemm_decode_parameters> grouped_gemm_decode_kernel(wgmma_size size, dtype numbers,
-                                                                  bool transposed) {
-  return numbers == dtype::bf16 ? kernel_of<bf16_left>(size, transposed)
-                                : kernel_of<f16_left>(size, transposed);
+                                                                  decode_weights weights) {
+  return numbers == dtype::bf16 ? kernel_of<bf16_left>(size, weights)
+                                : kernel_of<f16_left>(size, weights);
 }
 
 }  // namespace moe64::cuda

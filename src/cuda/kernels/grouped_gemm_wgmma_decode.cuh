@@ -2,7 +2,6 @@
 
 #include "cuda/kernels/grouped_gemm_wgmma.cuh"
 #include "cuda/kernels/grouped_gemm_wgmma_decode.hpp"
-#include "cuda/kernels/mma_codes.cuh"
 #include "cuda/kernels/wgmma_registers.cuh"
 
 /// Codes by numbers: as in grouped_gemm_wgmma.cuh a warp finds tiles, one has the copy engine fill
@@ -14,31 +13,45 @@ namespace moe64::cuda {
 /// which give the same bits.
 enum class decode_products { of_groups, of_warps };
 
-/// A tile of 64 outputs for each of the groups and up to Rows rows, in `Halves` products of equal
+/// Codes of weights: how many bits they have, and how many scales come at a time for 128 outputs.
+struct eight_bit_codes {
+  static constexpr int bits = 8, scales = 128, scale_slots = 2;
+};
+struct four_bit_codes {
+  static constexpr int bits = 4, scales = 8 * 128, scale_slots = 4;
+};
+
+/// A tile of 64 outputs for each of two groups and up to Rows rows, in `Halves` products of equal
 /// width. Two blocks of threads that are a pair have the same rows and neighbouring outputs, and
 /// each copies half of the rows for both.
-template <class Left, int Groups, int Rows, int Halves, int StageK, int Stages, bool Pair,
+template <class Left, class Codes, int Rows, int Halves, int StageK, int Stages, bool Pair,
           decode_products Products>
 struct decode_tile {
   using left = Left;
-  static constexpr int groups = Groups, rows = Rows, halves = Halves, stages = Stages;
+  using codes = Codes;
+  static constexpr int groups = 2, rows = Rows, halves = Halves, stages = Stages;
   static constexpr decode_products products = Products;
   static constexpr bool transposed = false;
   /// A thread has two outputs of each 16, that far apart.
   static constexpr int out_step = 8;
-  static constexpr int scale_slots = 2;  ///< for chunks of scales
+  static constexpr int scale_slots = Codes::scale_slots;  ///< for chunks of scales
   static constexpr int cluster = Pair ? 2 : 1;
-  static constexpr int outs = 64 * Groups;
-  static constexpr int threads = 128 * (Groups + 1);
+  static constexpr int outs = 64 * groups;
+  static constexpr int threads = 128 * (groups + 1);
+  /// Blocks of threads on a multiprocessor: where products are those of warps, while one waits for
+  /// shared memory or for its products, the other decodes.
+  static constexpr int blocks_each = Products == decode_products::of_warps ? 2 : 1;
   /// Along k: a stage, of which panels of 64 numbers are multiplied at a time, 16 in each step.
   static constexpr int stage_k = StageK, panel_k = 64, panels = StageK / panel_k, steps = 4;
-  static constexpr int weight_bytes = outs * StageK, panel_bytes = Rows * 128;
+  static constexpr int line_bytes = StageK * Codes::bits / 8;  ///< codes of an output
+  static constexpr int weight_bytes = outs * line_bytes, panel_bytes = Rows * 128;
   static constexpr int stage_bytes = weight_bytes + panels * panel_bytes;
-  /// Whether a warp of its own brings the factor of a low-rank term ahead of its use.
+  /// Whether a warp of its own brings the factor of a low-rank term ahead of its use. Where not,
+  /// two warps bring scales of groups.
   static constexpr bool low_rank_ahead = Products == decode_products::of_groups;
+  static constexpr int scale_warps = Codes::bits == 4 && !low_rank_ahead ? 2 : 1;
   /// Rows of y that a group hands to the copy engine at a time; there are two buffers for them.
   static constexpr int rows_out = Rows <= 64 ? 16 : 64;
-  static_assert(Groups == 2 || Groups == 4);
   static_assert(Rows % (8 * Halves) == 0 && Rows % rows_out % 16 == 0 && Rows / 8 / cluster < 32);
   static_assert(StageK == 64 || StageK == 128);
 };
@@ -52,7 +65,8 @@ struct transposed_tile : Tile {
 };
 
 /// Scales of a tile come in chunks: of that many blocks along k, for each block of 128 outputs, or
-/// one for each output; transposed: of that many numbers along k.
+/// one for each output; transposed: of that many numbers along k. Those of groups: of 128 numbers
+/// along k, [group][output].
 inline constexpr int scale_chunk = 128;
 /// The factor of a low-rank term comes 16 along k at a time, while the tile before is multiplied.
 inline constexpr int low_rank_step = 16, low_rank_slots = 1;
@@ -61,7 +75,7 @@ template <class Tile>
 struct decode_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(1024) std::uint8_t out[Tile::groups][2][Tile::rows_out * 128];  ///< by group and turn
-  float scale[Tile::scale_slots][Tile::outs];
+  float scale[Tile::scale_slots][Tile::codes::scales];
   float low_rank[low_rank_slots][low_rank_step][Tile::low_rank_ahead ? Tile::outs : 1];
   /// Where weights and scales of a tile are, by part of k: a copy for each of those who bring them,
   /// who have no registers for it.
@@ -128,9 +142,9 @@ class decode_loader {
   }
   __device__ void load_weights(gemm_tile const& tile, depth at, shared_barrier& filled) const {
     int const part = Tile::transposed ? at.part : tile.part;
+    int const k = at.k * Tile::codes::bits / 8;  // bytes
     cute::SM90_TMA_LOAD_3D::copy(&p_.weights[part], &filled, weights_hint_, memory_.stage[at_.slot],
-                                 Tile::transposed ? tile.out : at.k,
-                                 Tile::transposed ? at.k : tile.out,
+                                 Tile::transposed ? tile.out : k, Tile::transposed ? k : tile.out,
                                  memory_.matrix[Tile::transposed ? at.part : 0]);
   }
   /// `count` eights from eight `done` of the tile on, in boxes of 128 rows down to 8. Rows behind
@@ -160,108 +174,6 @@ class decode_loader {
   int rank_;
   std::uint64_t weights_hint_;
   ring_place<Tile::stages> at_;
-};
-
-/// By one warp: the scales of a tile as f32.
-template <class Tile>
-class scale_loader {
- public:
-  __device__ scale_loader(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory)
-      : p_(p), memory_(memory) {}
-  __device__ void load(gemm_tile const& tile) {
-    int const blocks = static_cast<int>(ceil_div(p_.k_part, index_t{128}));  // narrow-ok: an int
-    if (lane_number() == 0) find_places(tile);
-    __syncwarp();
-    if constexpr (Tile::transposed) {
-      load_along_k(tile, blocks);
-    } else {
-      load_blocks(tile, blocks);
-    }
-  }
-
- private:
-  static constexpr int each = Tile::outs / 32;
-  static_assert(Tile::outs % scale_chunk == 0);
-
-  __device__ void find_places(gemm_tile const& tile) {
-    for (int part = 0; part < (Tile::transposed ? p_.k_parts : 1); ++part) {
-      index_t const place = scale_place_of(p_.at[Tile::transposed ? part : tile.part], tile.expert);
-      memory_.scale_place[part] = static_cast<int>(place);  // narrow-ok: host looked
-    }
-  }
-
-  __device__ void load_blocks(gemm_tile const& tile, int blocks) {
-    for (int first = 0; first < blocks; first += scale_chunk) {
-      float scale[each];
-#pragma unroll
-      for (int i = 0; i < each; ++i) {
-        int const place = i * 32 + lane_number();
-        int const block = place / scale_chunk;
-        scale[i] = p_.row_scales ? of(tile, tile.out + place, 0)
-                                 : of(tile, tile.out + block * 128, first + place % scale_chunk);
-      }
-      memory_.scales.await_free(at_);
-#pragma unroll
-      for (int i = 0; i < each; ++i) memory_.scale[at_.slot][i * 32 + lane_number()] = scale[i];
-      arrive(memory_.scales.filled[at_.slot]);
-      at_.next();
-    }
-  }
-
-  /// One for each number along k, several chunks at a time, since memory answers late.
-  __device__ void load_along_k(gemm_tile const& tile, int blocks) {
-    constexpr int ahead = 4;
-    int const all = p_.k_parts * blocks;
-    for (int first = 0; first < all; first += ahead) {
-      std::uint32_t code[ahead][each];
-#pragma unroll
-      for (int c = 0; c < ahead; ++c) {
-        int const part = first + c < blocks ? 0 : 1;
-#pragma unroll
-        for (int i = 0; i < each; ++i) {
-          int const k = (first + c - part * blocks) * 128 + i * 32 + lane_number();
-          code[c][i] = first + c < all ? code_of(tile, part, k) : 0;
-        }
-      }
-#pragma unroll
-      for (int c = 0; c < ahead; ++c) {
-        if (first + c >= all) break;
-        memory_.scales.await_free(at_);
-#pragma unroll
-        for (int i = 0; i < each; ++i) {
-          memory_.scale[at_.slot][i * 32 + lane_number()] =
-              scale_of_code(p_.scales[0].type, code[c][i]);
-        }
-        arrive(memory_.scales.filled[at_.slot]);
-        at_.next();
-      }
-    }
-  }
-
-  /// Of the weights at number k of a part along k; all ones, NaN in each type, without a place.
-  [[nodiscard]] __device__ std::uint32_t code_of(gemm_tile const& tile, int part, int k) const {
-    wgmma_scales const& scales = p_.scales[part];
-    if (k >= p_.k_part || tile.out >= p_.n_part) return 0;
-    index_t const at = p_.row_scales ? k * scales.k
-                                     : tile.out / 128 / scales.n_blocks * scales.n +
-                                           k / 128 / scales.k_blocks * scales.k;
-    index_t const place = memory_.scale_place[part];
-    return place < 0 ? ~0U : load_code(scales.type, scales.data, place * scales.expert + at);
-  }
-
-  /// 0 where there are no weights, NaN without a place.
-  [[nodiscard]] __device__ float of(gemm_tile const& tile, int out, int k_block) const {
-    wgmma_scales const& scales = p_.scales[tile.part];
-    if (out >= p_.n_part || index_t{k_block} * 128 >= p_.k_part) return 0.0F;
-    index_t const n = p_.row_scales ? out : out / 128 / scales.n_blocks;
-    index_t const place = memory_.scale_place[0];
-    index_t const at = place * scales.expert + n * scales.n + k_block / scales.k_blocks * scales.k;
-    return place < 0 ? not_a_number() : load_number(scales.type, scales.data, at);
-  }
-
-  grouped_gemm_decode_parameters const& p_;
-  decode_memory<Tile>& memory_;
-  ring_place<Tile::scale_slots> at_;
 };
 
 /// By one warp: the factor V of a low-rank term as f32.

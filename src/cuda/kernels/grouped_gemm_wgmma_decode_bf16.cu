@@ -3,11 +3,11 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_decode_parameters> decode_kernel_small<bf16_left>(wgmma_size size) {
+kernel<grouped_gemm_decode_parameters> eight_bits_kernel_small<bf16_left>(wgmma_size size) {
   if (size == wgmma_size::few) {
-    return {"grouped_gemm_wgmma_decode_bf16_few", grouped_gemm_decode<decode_few<bf16_left>>};
+    return {"grouped_gemm_wgmma_decode_bf16_few", grouped_gemm_decode<eight_bits_few<bf16_left>>};
   }
-  return {"grouped_gemm_wgmma_decode_bf16_some", grouped_gemm_decode<decode_some<bf16_left>>};
+  return {"grouped_gemm_wgmma_decode_bf16_some", grouped_gemm_decode<eight_bits_some<bf16_left>>};
 }
 
 }  // namespace moe64::cuda

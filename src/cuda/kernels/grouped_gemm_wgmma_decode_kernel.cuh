@@ -1,15 +1,18 @@
 #pragma once
 
+#include "cuda/kernels/grouped_gemm_wgmma_decode_scales.cuh"
 #include "cuda/kernels/grouped_gemm_wgmma_decode_store.cuh"
 
 #include <cutlass/arch/reg_reconfig.h>
 
 namespace moe64::cuda {
 
-/// Registers of a thread that feeds and of one of two or four groups that decode: together no more
-/// than a block of 384 or 640 threads begins with, 168 or 96 each.
-inline constexpr int decode_feeding_registers = 40;
-[[nodiscard]] constexpr int decoding_registers(int groups) { return groups == 2 ? 232 : 104; }
+/// Registers of a thread that feeds and of one of the two groups that decode: together no more than
+/// a block begins with, 168 for each of its 384 threads or, where two share a multiprocessor, 80.
+inline constexpr int decode_feeding_registers = 56;
+[[nodiscard]] constexpr int decoding_registers(int blocks_each) {
+  return blocks_each == 1 ? 224 : 88;
+}
 
 /// A tile by the code for its width.
 template <class Tile, int Width = 8>
@@ -37,9 +40,14 @@ __device__ void feed(grouped_gemm_decode_parameters const& p, decode_memory<Tile
       if (lane_number() == 0) loader.load(tile, stages);
       __syncwarp();
     }
-  } else if (warp_number() == 2) {
-    scale_loader<Tile> loader(p, memory);
-    while (reader.next(tile)) loader.load(tile);
+  } else if (warp_number() < 2 + Tile::scale_warps) {
+    if constexpr (Tile::codes::bits == 4) {
+      group_scale_loader<Tile> loader(p, memory, warp_number() - 2);
+      while (reader.next(tile)) loader.load(tile);
+    } else {
+      scale_loader<Tile> loader(p, memory);
+      while (reader.next(tile)) loader.load(tile);
+    }
   } else if constexpr (Tile::low_rank_ahead) {
     low_rank_loader<Tile> loader(p, memory);
     while (reader.next(tile)) loader.load(tile);
@@ -47,17 +55,19 @@ __device__ void feed(grouped_gemm_decode_parameters const& p, decode_memory<Tile
 }
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::cluster, 1, 1)
-    grouped_gemm_decode(__grid_constant__ grouped_gemm_decode_parameters const p) {
+__global__ void __launch_bounds__(Tile::threads, Tile::blocks_each)
+    __cluster_dims__(Tile::cluster, 1, 1)
+        grouped_gemm_decode(__grid_constant__ grouped_gemm_decode_parameters const p) {
   extern __shared__ std::uint8_t shared[];
   auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
   auto& memory = *reinterpret_cast<decode_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
   if (threadIdx.x == 0) {
     constexpr int multiplying_warps = 4 * Tile::groups;
     memory.stages.make(1, multiplying_warps * Tile::cluster);
-    memory.scales.make(32, multiplying_warps);
-    memory.low_ranks.make(32, multiplying_warps);
-    memory.tiles.make(1, multiplying_warps + (Tile::low_rank_ahead ? 3 : 2));
+    memory.scales.make(32 * Tile::scale_warps, multiplying_warps);
+    memory.low_ranks.make(32, 32 * multiplying_warps);
+    memory.tiles.make(1,
+                      multiplying_warps + 1 + Tile::scale_warps + (Tile::low_rank_ahead ? 1 : 0));
     cutlass::arch::fence_barrier_init();
   }
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs * Tile::cluster});
@@ -77,7 +87,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
       feed(p, memory, stages);
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<decoding_registers(Tile::groups)>();
+    cutlass::arch::warpgroup_reg_alloc<decoding_registers(Tile::blocks_each)>();
     tile_reader reader(memory.tile, memory.tiles);
     decode_thread<Tile> thread(p, memory);
     gemm_tile tile;
@@ -94,37 +104,58 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
 
 /// Shared memory: beside the memory itself what aligning it takes.
 template <class Tile>
-constexpr decode_shape decode_shape_of = {{Tile::rows, Tile::outs, Tile::rows, Tile::cluster,
-                                           Tile::threads, sizeof(decode_memory<Tile>) + 1024},
-                                          Tile::stage_k};
+constexpr index_t decode_shared_bytes = sizeof(decode_memory<Tile>) + 1024;
 template <class Tile>
-constexpr bool fits = sizeof(decode_memory<Tile>) + 1024 <= 227 * 1024;
+constexpr decode_shape decode_shape_of = {
+    {Tile::rows, Tile::outs, Tile::rows, Tile::cluster, Tile::threads, decode_shared_bytes<Tile>},
+    Tile::stage_k,
+    Tile::blocks_each};
+/// Of the 228 KB of a multiprocessor the system keeps one for each block.
+template <class Tile>
+constexpr bool fits = (decode_shared_bytes<Tile> + 1024) * Tile::blocks_each <= 228 * 1024;
+
+template <class Left, class Codes, int Stages>
+using decode_few = decode_tile<Left, Codes, 32, 1, 128, Stages, false, decode_products::of_warps>;
+template <class Left, class Codes, int Stages>
+using decode_some = decode_tile<Left, Codes, 64, 1, 128, Stages, false, decode_products::of_warps>;
+template <class Left, class Codes>
+using decode_many = decode_tile<Left, Codes, 288, 2, 64, 4, true, decode_products::of_groups>;
 
 template <class Left>
-using decode_few = decode_tile<Left, 2, 32, 1, 128, 8, false, decode_products::of_warps>;
+using eight_bits_few = decode_few<Left, eight_bit_codes, 4>;
 template <class Left>
-using decode_some = decode_tile<Left, 2, 64, 1, 128, 6, false, decode_products::of_warps>;
+using eight_bits_some = decode_some<Left, eight_bit_codes, 3>;
 template <class Left>
-using decode_many = decode_tile<Left, 2, 288, 2, 64, 4, true, decode_products::of_groups>;
-
+using eight_bits_many = decode_many<Left, eight_bit_codes>;
 template <class Left>
-using transposed_few = transposed_tile<decode_few<Left>>;
+using transposed_few = transposed_tile<eight_bits_few<Left>>;
 template <class Left>
-using transposed_some = transposed_tile<decode_some<Left>>;
+using transposed_some = transposed_tile<eight_bits_some<Left>>;
 template <class Left>
-using transposed_many = transposed_tile<decode_many<Left>>;
+using transposed_many = transposed_tile<eight_bits_many<Left>>;
+template <class Left>
+using four_bits_few = decode_few<Left, four_bit_codes, 5>;
+template <class Left>
+using four_bits_some = decode_some<Left, four_bit_codes, 3>;
+template <class Left>
+using four_bits_many = decode_many<Left, four_bit_codes>;
 
 static_assert(fits<transposed_few<bf16_left>> && fits<transposed_some<bf16_left>> &&
-              fits<transposed_many<bf16_left>>);
+              fits<transposed_many<bf16_left>> && fits<four_bits_few<bf16_left>> &&
+              fits<four_bits_some<bf16_left>> && fits<four_bits_many<bf16_left>>);
 
-/// Instantiated in files for each kind of numbers.
+/// Instantiated in files for each kind of numbers and weights.
 template <class Left>
-kernel<grouped_gemm_decode_parameters> decode_kernel_small(wgmma_size size);
+kernel<grouped_gemm_decode_parameters> eight_bits_kernel_small(wgmma_size size);
 template <class Left>
-kernel<grouped_gemm_decode_parameters> decode_kernel_many();
+kernel<grouped_gemm_decode_parameters> eight_bits_kernel_many();
 template <class Left>
 kernel<grouped_gemm_decode_parameters> transposed_kernel_small(wgmma_size size);
 template <class Left>
 kernel<grouped_gemm_decode_parameters> transposed_kernel_many();
+template <class Left>
+kernel<grouped_gemm_decode_parameters> four_bits_kernel_small(wgmma_size size);
+template <class Left>
+kernel<grouped_gemm_decode_parameters> four_bits_kernel_many();
 
 }  // namespace moe64::cuda

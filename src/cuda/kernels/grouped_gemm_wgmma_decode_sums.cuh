@@ -2,26 +2,40 @@
 
 #include "cuda/kernels/grouped_gemm_wgmma_decode.cuh"
 #include "cuda/kernels/low_rank.cuh"
-
-#include <cuda_fp8.h>
+#include "cuda/kernels/mma_codes.cuh"
 
 namespace moe64::cuda {
 
-/// Two codes as numbers of the left operand: scaled in f32, rounded once more.
-struct e4m3_codes {
-  template <class Left>
-  [[nodiscard]] static __device__ std::uint32_t pair(std::uint16_t codes, float2 scale) {
-    __half2 const exact(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3));
-    float2 const numbers = __half22float2(exact);
-    return Left::of(numbers.x * scale.x, numbers.y * scale.y);
-  }
-};
+/// Two codes, decoded to f16, as numbers of the left operand: scaled in f32, rounded once more.
+template <class Left>
+[[nodiscard]] __device__ inline std::uint32_t scaled_pair(std::uint32_t halves, float2 scale) {
+  float2 const numbers = f16_pair::numbers(halves);
+  return Left::of(numbers.x * scale.x, numbers.y * scale.y);
+}
+template <class Left>
+[[nodiscard]] __device__ inline std::uint32_t e4m3_pair(std::uint16_t codes, float2 scale) {
+  return scaled_pair<Left>(e4m3_halves(codes, 0), scale);
+}
 
-/// The codes of one panel that one thread decodes, and what the two of a pair are multiplied by.
-struct panel_codes {
-  std::uint16_t pair[4][4];
-  float2 scale[4][4];
-};
+/// Eight codes of 4 bits, the first in the lowest, as f16 by a table of their upper bytes
+/// (grouped_gemm_decode_parameters::four_bits).
+__device__ __forceinline__ half_run four_bit_halves(std::uint32_t codes,
+                                                    std::uint32_t const (&table)[4]) {
+  // A permutation takes one of 8 bytes for each of four codes: twice, and the fourth bit decides.
+  std::uint32_t const low_bits = codes & 0x77777777U, fourth = codes >> 3 & 0x11111111U;
+  half_run run;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    std::uint32_t const at = low_bits >> half * 16;
+    std::uint32_t const lower = __byte_perm(table[0], table[1], at);
+    std::uint32_t const upper = __byte_perm(table[2], table[3], at);
+    std::uint32_t const takes_upper = __byte_perm(0xff00U, 0, fourth >> half * 16);
+    std::uint32_t const bytes = (lower & ~takes_upper) | (upper & takes_upper);
+    run.pair[half * 2] = spread_high(bytes, 0);
+    run.pair[half * 2 + 1] = spread_high(bytes, 1);
+  }
+  return run;
+}
 
 /// Where a thread of the groups is: in the rings, and in the tile.
 template <class Tile>
@@ -47,8 +61,7 @@ struct decode_thread {
   [[nodiscard]] __device__ std::uint8_t* buffer() const { return memory.out[group][turn & 1]; }
   [[nodiscard]] __device__ ring_place<low_rank_slots> low_rank() const { return {0, turn >> 1}; }
   __device__ void next_low_rank() {
-    __syncwarp();
-    if (lane == 0) arrive(memory.low_ranks.used[0]);
+    arrive(memory.low_ranks.used[0]);
     turn ^= 2;
   }
   __device__ void await_group() const {
@@ -58,6 +71,7 @@ struct decode_thread {
 
   /// By the whole warp: it will not look at the stage again.
   __device__ void release(int slot) const {
+    end_reads();
     __syncwarp();
     if constexpr (Tile::cluster == 1) {
       if (lane == 0) arrive(memory.stages.used[slot]);
@@ -89,59 +103,96 @@ struct decode_thread {
   }
 
   /// How many numbers there are from panel `number` of a tile on, up to the end of a part.
-  [[nodiscard]] __device__ index_t left_along_k(int number) const {
-    index_t const at = index_t{number} * Tile::panel_k;
-    index_t const panels_end = ceil_div(p.k_part, index_t{128}) * 128;
-    return p.k_part - (Tile::transposed && at >= panels_end ? at - panels_end : at);
+  [[nodiscard]] __device__ int left_along_k(int number) const {
+    int const k = static_cast<int>(p.k_part);  // narrow-ok: host looked
+    int const at = number * Tile::panel_k, panels_end = (k + 127) / 128 * 128;
+    return k - (Tile::transposed && at >= panels_end ? at - panels_end : at);
   }
 
-  /// What this thread decodes of panel `number` of a tile, which is where it is.
-  __device__ __forceinline__ void read(int number, panel_codes& codes) {
-    constexpr int panels_per_block = 128 / Tile::panel_k;
-    constexpr int panels_per_chunk = panels_per_block * (Tile::transposed ? 1 : scale_chunk);
+  /// The numbers of panel `number` of a tile, which is where the thread is.
+  __device__ __forceinline__ void decode(int number, left_numbers (&to)[Tile::steps]) {
+    constexpr bool many_in_chunk = !Tile::transposed && Tile::codes::bits == 8;
+    constexpr int panels_per_chunk = panels_per_block * (many_in_chunk ? scale_chunk : 1);
     if (number % panels_per_chunk == 0) {
       if (number > 0) next_scales();
       memory.scales.await_filled(scale);
     }
     if constexpr (Tile::transposed) {
-      read_transposed(number, codes);
+      decode_transposed(number, to);
+    } else if constexpr (Tile::codes::bits == 8) {
+      decode_eight_bits(number, to);
     } else {
-      read_plain(number, codes);
+      decode_four_bits(number, to);
     }
   }
 
  private:
-  __device__ __forceinline__ void read_plain(int number, panel_codes& codes) {
-    constexpr int panels_per_block = 128 / Tile::panel_k;
+  using left = typename Tile::left;
+  static constexpr int panels_per_block = 128 / Tile::panel_k;
+
+  /// Where the line of codes of output `out` begins, and by what the copy engine has exchanged its
+  /// 16s: the number of each XOR that. Output out + 8 has the same.
+  [[nodiscard]] __device__ __forceinline__ std::uint8_t const* line() const {
+    return memory.stage[stage.slot] + out * Tile::line_bytes;
+  }
+  [[nodiscard]] __device__ __forceinline__ int exchanged() const {
+    constexpr int sixteens = Tile::line_bytes / 16;
+    return lane / 4 / (8 / sixteens) % sixteens;
+  }
+
+  __device__ __forceinline__ void decode_eight_bits(int number, left_numbers (&to)[Tile::steps]) {
     float const* const scales = memory.scale[scale.slot];
     int const first =
         p.row_scales ? out : out / 128 * 128 + number / panels_per_block % scale_chunk;
     float const two[2] = {scales[first], scales[p.row_scales ? first + 8 : first]};
-    constexpr int row_chunks = Tile::stage_k / 16;
-    int const swizzle = (lane / 4 / (8 / row_chunks) % row_chunks) ^ (number % Tile::panels * 4);
-    int const base = out * Tile::stage_k + swizzle * 16 + lane % 4 * 2;
-    std::uint8_t const* const stage_codes = memory.stage[stage.slot];
+    int const first_sixteen = exchanged() ^ (number % Tile::panels * 4);
 #pragma unroll
     for (int step = 0; step < Tile::steps; ++step) {
-      std::uint8_t const* const row = stage_codes + (base ^ (step * 16));
+      std::uint8_t const* const row = line() + (first_sixteen ^ step) * 16 + lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        codes.pair[step][i] =
-            *reinterpret_cast<std::uint16_t const*>(row + i % 2 * 8 * Tile::stage_k + i / 2 * 8);
-        codes.scale[step][i] = {two[i % 2], two[i % 2]};
+        auto const codes =
+            *reinterpret_cast<std::uint16_t const*>(row + i % 2 * 8 * Tile::line_bytes + i / 2 * 8);
+        to[step].pair[i] = e4m3_pair<left>(codes, {two[i % 2], two[i % 2]});
+      }
+    }
+  }
+
+  /// 16 bytes are two steps of one output, in which each 4 bytes have 2 codes of a thread: a byte.
+  __device__ __forceinline__ void decode_four_bits(int number, left_numbers (&to)[Tile::steps]) {
+    int const log_steps = p.groups[0].log_steps;
+    float const* const scales = memory.scale[scale.slot] + out;
+    unsigned const mine = 0x40U + 0x11U * (lane % 4);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const sixteen = exchanged() ^ (number % Tile::panels * 2 + half);
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        auto const four =
+            *reinterpret_cast<uint4 const*>(line() + lower * 8 * Tile::line_bytes + sixteen * 16);
+        std::uint32_t const codes = __byte_perm(__byte_perm(four.x, four.y, mine),
+                                                __byte_perm(four.z, four.w, mine), 0x5410);
+        half_run const halves = four_bit_halves(codes, p.four_bits);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          int const step = half * 2 + i / 2;
+          int const group = (number % panels_per_block * Tile::steps + step) >> log_steps;
+          float const factor = scales[group * Tile::outs + lower * 8];
+          to[step].pair[i % 2 * 2 + lower] = scaled_pair<left>(halves.pair[i], {factor, factor});
+        }
       }
     }
   }
 
   /// Lines of 128 outputs: matrices of 8 along k x 8 pairs of outputs, transposed as pairs, of
   /// which a thread gets two neighbours along k.
-  __device__ __forceinline__ void read_transposed(int number, panel_codes& codes) {
+  __device__ __forceinline__ void decode_transposed(int number, left_numbers (&to)[Tile::steps]) {
     int const chunk = (out / 16) ^ (lane % 8);
     shared_address const lines =
         shared_address_of(memory.stage[stage.slot] +
                           (number % Tile::panels * Tile::panel_k + lane) * 128 + chunk * 16);
     float const* const scales =
-        memory.scale[scale.slot] + number % (128 / Tile::panel_k) * Tile::panel_k + lane % 4 * 2;
+        memory.scale[scale.slot] + number % panels_per_block * Tile::panel_k + lane % 4 * 2;
 #pragma unroll
     for (int quarter = 0; quarter < Tile::steps * 2; quarter += 4) {
       std::uint32_t words[4];
@@ -151,10 +202,9 @@ struct decode_thread {
         int const step = (quarter + i) / 2, later = i % 2 * 2;
         // Two outputs of two numbers along k become two numbers along k of two outputs.
         std::uint32_t const pairs = __byte_perm(words[i], 0, 0x3120);
-        codes.pair[step][later] = static_cast<std::uint16_t>(pairs);
-        codes.pair[step][later + 1] = static_cast<std::uint16_t>(pairs >> 16);
         float2 const two = *reinterpret_cast<float2 const*>(scales + (quarter + i) * 8);
-        codes.scale[step][later] = codes.scale[step][later + 1] = two;
+        to[step].pair[later] = e4m3_pair<left>(static_cast<std::uint16_t>(pairs), two);
+        to[step].pair[later + 1] = e4m3_pair<left>(static_cast<std::uint16_t>(pairs >> 16), two);
       }
     }
   }
@@ -170,23 +220,13 @@ class decode_sums {
     for (float& sum : sums_) sum = 0.0F;
   }
 
-  /// The products of all panels of a tile, an even number, in two sets of registers by turns: while
-  /// the tensor cores read one, codes of the next panel are decoded into the other.
+  /// The products of all panels of a tile, an even number.
   __device__ __forceinline__ void add_all(decode_thread<Tile>& thread, int panels) {
-    left_numbers even[steps], odd[steps];
-    thread.memory.stages.await_filled(thread.stage);
-    decode(thread, 0, even);
-#pragma unroll 1
-    for (int panel = 1;; panel += 2) {
-      advance<0>(thread, panel, even, odd);
-      if (panel + 1 == panels) break;
-      advance<1>(thread, panel + 1, odd, even);
+    if constexpr (Tile::products == decode_products::of_warps) {
+      add_by_warps(thread, panels);
+    } else {
+      add_by_groups(thread, panels);
     }
-    begin(thread.x(1), odd);
-    await_products();
-    fence_registers(sums_);
-    thread.release(thread.stage.slot);
-    thread.stage.next();
     thread.next_scales();
   }
 
@@ -251,21 +291,46 @@ class decode_sums {
     }
   };
 
+  __device__ __forceinline__ void add_by_warps(decode_thread<Tile>& thread, int panels) {
+#pragma unroll 1
+    for (int panel = 0; panel < panels; panel += Tile::panels) {
+      thread.memory.stages.await_filled(thread.stage);
+#pragma unroll
+      for (int i = 0; i < Tile::panels; ++i) {
+        left_numbers left[steps];
+        decode(thread, panel + i, left);
+        multiply_by_warps(thread.x(i), left);
+      }
+      thread.release(thread.stage.slot);
+      thread.stage.next();
+    }
+  }
+
+  /// In two sets of registers by turns: while the tensor cores read one, codes of the next panel
+  /// are decoded into the other.
+  __device__ __forceinline__ void add_by_groups(decode_thread<Tile>& thread, int panels) {
+    left_numbers even[steps], odd[steps];
+    thread.memory.stages.await_filled(thread.stage);
+    decode(thread, 0, even);
+#pragma unroll 1
+    for (int panel = 1;; panel += 2) {
+      advance<0>(thread, panel, even, odd);
+      if (panel + 1 == panels) break;
+      advance<1>(thread, panel + 1, odd, even);
+    }
+    multiply_by_group(thread.x(1), odd);
+    cute::warpgroup_wait<0>();
+    fence_registers(sums_);
+    thread.release(thread.stage.slot);
+    thread.stage.next();
+  }
+
   __device__ __forceinline__ void decode(decode_thread<Tile>& thread, int panel,
                                          left_numbers (&to)[steps]) const {
-    panel_codes codes;
-    thread.read(panel, codes);
-#pragma unroll
-    for (int step = 0; step < steps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        to[step].pair[i] =
-            e4m3_codes::pair<typename Tile::left>(codes.pair[step][i], codes.scale[step][i]);
-      }
-    }
+    thread.decode(panel, to);
     // Behind the end of k there are no weights: zero, not zero times a scale that may be no number.
     // (And a branch, before which the numbers are computed: before the products are waited for.)
-    index_t const left = thread.left_along_k(panel);
+    int const left = thread.left_along_k(panel);
     if (left >= Tile::panel_k) return;
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
@@ -278,26 +343,15 @@ class decode_sums {
   __device__ __forceinline__ void advance(decode_thread<Tile>& thread, int next,
                                           left_numbers (&now)[steps], left_numbers (&then)[steps]) {
     int const slot = thread.stage.slot;
-    begin(thread.x(Odd), now);
+    multiply_by_group(thread.x(Odd), now);
     constexpr bool last_of_stage = Tile::panels == 1 || Odd == 1;
     if constexpr (last_of_stage) {
       thread.stage.next();
       thread.memory.stages.await_filled(thread.stage);
     }
     decode(thread, next, then);
-    await_products();
+    cute::warpgroup_wait<0>();
     if constexpr (last_of_stage) thread.release(slot);
-  }
-  /// The products of a panel, whose x are at `x`, begin, or are done.
-  __device__ __forceinline__ void begin(std::uint8_t const* x, left_numbers (&now)[steps]) {
-    if constexpr (Tile::products == decode_products::of_warps) {
-      multiply_by_warps(x, now);
-    } else {
-      multiply_by_group(x, now);
-    }
-  }
-  __device__ __forceinline__ void await_products() const {
-    if constexpr (Tile::products == decode_products::of_groups) cute::warpgroup_wait<0>();
   }
 
   __device__ __forceinline__ void multiply_by_group(std::uint8_t const* x,

@@ -30,6 +30,13 @@ __device__ inline void arrive(shared_barrier const& barrier) {
   cutlass::arch::ClusterBarrier::arrive(&barrier);
 }
 
+/// What this thread has read of shared memory the copy engine may overwrite once it has heard of
+/// it: an arrival alone does not order ordinary loads before its writes.
+__device__ inline void end_reads() {
+  asm volatile("" ::: "memory");
+  cutlass::arch::fence_view_async_shared();
+}
+
 /// In block `rank` of the cluster, by the threads for which `really`.
 __device__ inline void arrive_at(shared_barrier const& barrier, int rank, bool really) {
   asm volatile("" ::: "memory");
