@@ -61,6 +61,27 @@ class wgmma_decode_fixture : public testing::Test {
                                       : weight_stack::gate_up(plain(0), plain(1));
     return run(args, implementation);
   }
+  static void expect_every_number_of_rows(weight_spec const& spec, index_t cols) {
+    for (index_t const others : {0, 40, 100}) {
+      for (index_t rows = 1; rows <= 600; rows += rows < 20 ? 1 : 13) {
+        SCOPED_TRACE(rows);
+        expect_as_cpu({spec, {1, 136, cols}, {rows, others}, dtype::bf16, content::integers, {}});
+      }
+    }
+  }
+  /// More stages, scales and tiles than rings have places, so that whoever runs ahead must wait.
+  static void expect_rings_go_round(weight_spec const& spec, gemm_call::shape const& shape,
+                                    bool transpose = false) {
+    for (auto const& counts : std::vector<std::vector<index_t>>{
+             {9, 1, 30, 8, 17, 2}, {60, 33, 47, 8, 64, 20}, {300, 260, 137, 64, 272, 545}}) {
+      gemm_call const call(spec, shape, counts, dtype::bf16, content::random,
+                           {transpose, false, transpose ? 16 : 0});
+      std::vector<double> const expected = run(call.args, "mma");
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        EXPECT_EQ(difference(run(call.args, "wgmma_decode"), expected), "");
+      }
+    }
+  }
 };
 
 }  // namespace moe64::test

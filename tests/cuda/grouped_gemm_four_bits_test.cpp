@@ -88,26 +88,11 @@ TEST_F(cuda_four_bits, exact_inputs_are_exact) {
   }
 }
 
-TEST_F(cuda_four_bits, every_number_of_rows) {
-  for (index_t const others : {0, 40, 100}) {
-    for (index_t rows = 1; rows <= 600; rows += rows < 20 ? 1 : 13) {
-      SCOPED_TRACE(rows);
-      expect_as_cpu({mx, {1, 136, 160}, {rows, others}, dtype::bf16, content::integers, {}});
-    }
-  }
-}
+TEST_F(cuda_four_bits, every_number_of_rows) { expect_every_number_of_rows(mx, 160); }
 
 TEST_F(cuda_four_bits, rings_go_round_many_times) {
-  // More stages, scales and tiles than rings have places, so that whoever runs ahead must wait.
-  for (auto const& counts : std::vector<std::vector<index_t>>{
-           {9, 1, 30, 8, 17, 2}, {60, 33, 47, 8, 64, 20}, {300, 260, 137, 64, 272, 545}}) {
-    for (weight_spec const& spec : {mx, nv, weight_spec{dtype::int4, g::group(128), dtype::bf16}}) {
-      gemm_call const call(spec, {1, 1024, 1792}, counts, dtype::bf16, content::random, {});
-      std::vector<double> const expected = run(call.args, "mma");
-      for (int repeat = 0; repeat < 3; ++repeat) {
-        EXPECT_EQ(difference(run(call.args, "wgmma_decode"), expected), "");
-      }
-    }
+  for (weight_spec const& spec : {mx, nv, weight_spec{dtype::int4, g::group(128), dtype::bf16}}) {
+    expect_rings_go_round(spec, {1, 1024, 1792});
   }
 }
 

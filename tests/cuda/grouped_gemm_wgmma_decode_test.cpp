@@ -130,14 +130,7 @@ TEST_F(cuda_wgmma_decode, exact_inputs_are_exact_transposed) {
   }
 }
 
-TEST_F(cuda_wgmma_decode, every_number_of_rows) {
-  for (index_t const others : {0, 40, 100}) {
-    for (index_t rows = 1; rows <= 600; rows += rows < 20 ? 1 : 13) {
-      SCOPED_TRACE(rows);
-      expect_as_cpu({blocks, {1, 136, 144}, {rows, others}, dtype::bf16, content::integers, {}});
-    }
-  }
-}
+TEST_F(cuda_wgmma_decode, every_number_of_rows) { expect_every_number_of_rows(blocks, 144); }
 
 TEST_F(cuda_wgmma_decode, every_number_of_rows_with_a_low_rank_term) {
   for (index_t const others : {0, 40, 100}) {
@@ -162,18 +155,9 @@ TEST_F(cuda_wgmma_decode, any_number_of_experts) {
 }
 
 TEST_F(cuda_wgmma_decode, rings_go_round_many_times) {
-  // More stages, scales and tiles than rings have places, so that whoever runs ahead must wait.
-  for (auto const& counts : std::vector<std::vector<index_t>>{
-           {9, 1, 30, 8, 17, 2}, {60, 33, 47, 8, 64, 20}, {300, 260, 137, 64, 272, 545}}) {
-    for (auto const& [scale, transpose] :
-         {std::pair{g::block(128, 128), false}, {g::row(), false}, {g::row(), true}}) {
-      gemm_call const call({dtype::e4m3, scale}, {2, 2048, 2048}, counts, dtype::bf16,
-                           content::random, {transpose, false, transpose ? 16 : 0});
-      std::vector<double> const expected = run(call.args, "mma");
-      for (int repeat = 0; repeat < 3; ++repeat) {
-        EXPECT_EQ(difference(run(call.args, "wgmma_decode"), expected), "");
-      }
-    }
+  for (auto const& [scale, transpose] :
+       {std::pair{g::block(128, 128), false}, {g::row(), false}, {g::row(), true}}) {
+    expect_rings_go_round({dtype::e4m3, scale}, {2, 2048, 2048}, transpose);
   }
 }
 
