@@ -44,9 +44,9 @@ class hopper_layer {
     layer.gate_up.weights = source.weights(matrices::gate_up(s.experts, s.hidden, s.inter));
     layer.down.weights = source.weights(matrices::down(s.experts, s.hidden, s.inter), "down",
                                         cases::tensor_id::down);
-    constexpr compute_mode modes[] = {compute_mode::w8a8, compute_mode::w8a16,
-                                      compute_mode::native};
-    layer.mode = modes[static_cast<int>(kind)];
+    layer.mode = kind == product::w8a8   ? compute_mode::w8a8
+                 : kind == product::bf16 ? compute_mode::native
+                                         : compute_mode::w8a16;
     layer.implementation = hopper_implementation(kind);
     forward_args args;
     args.x = memory_.tensor("x", cases::purpose::input, dtype::bf16, {s.tokens, s.hidden});
