@@ -14,7 +14,7 @@ namespace moe64::cuda::wgmma {
 namespace {
 
 constexpr index_t block = 128;
-/// Kernels count rows, outputs, k and places with ints, up to one tile past the end.
+/// Kernels count rows, outputs, k, experts and places with ints, up to one tile past the end.
 constexpr index_t most_extent = std::numeric_limits<int>::max() - 1024;
 
 int blocks_in(index_t per, index_t extent) {
@@ -62,6 +62,9 @@ support takes_call(grouped_gemm_args const& args) {
     return support::no("there is nothing to multiply");
   }
   if (support const x = takes_rows("x", args.x.values()); !x) return x;
+  if (index_t const experts = args.weights.experts(); experts > most_extent) {
+    return support::no(fmt::format("weights have {} experts, more than {}", experts, most_extent));
+  }
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
     if (support const rows = takes_rows("weights", q.values()); !rows) return rows;

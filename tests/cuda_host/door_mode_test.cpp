@@ -138,6 +138,26 @@ TEST_F(door_mode, w8a16_for_forms_that_wgmma_refuses) {
   expect_w8a16(dynamic({}, 256, 0), "gate_up: there is nothing to multiply");
 }
 
+TEST_F(door_mode, more_experts_at_places_than_kernels_count) {
+  // Places are few, experts are many: replicas. Kernels count both with ints.
+  auto const replicas = [](index_t count) {
+    tensor_view const table = view(dtype::int64, {count});
+    auto const part = [&](index_t rows, index_t cols) {
+      return quantized_view::scaled(view(dtype::e4m3, {1, rows, cols}),
+                                    view(dtype::f32, {1, rows / 128, cols / 128}),
+                                    granularity::block(128, 128), {}, {table, table});
+    };
+    layer_desc layer = dynamic();
+    layer.gate_up.weights = weight_stack::gate_up(part(128, 256), part(128, 256));
+    layer.down.weights = weight_stack::single(part(256, 128));
+    return layer;
+  };
+  constexpr index_t most = (index_t{1} << 31) - 1 - 1024;
+  expect_w8a8(replicas(most));
+  expect_w8a16(replicas(most + 1),
+               "gate_up: weights have 2147482624 experts, more than 2147482623");
+}
+
 TEST_F(door_mode, each_projection_counts) {
   layer_desc layer = dynamic();
   layer.down.weights = weight_stack::single(make({.scale_type = dtype::f16}, 256, 128));
