@@ -137,7 +137,6 @@ std::vector<choice> choices(moe64::device where) {
 
 /// The compute mode of whole layers, and why.
 struct mode_answer {
-  moe64::device where;
   std::string layer, answer;
 };
 
@@ -148,7 +147,7 @@ std::vector<mode_answer> modes(moe64::device where) {
     problem p =
         parse_problem(fmt::format("tokens=2 hidden=256 inter=256 experts=2 top_k=1 {}", layer));
     p.device = where;
-    all.push_back({where, layer, cases::problem_case(p).remark()});
+    all.push_back({layer, cases::problem_case(p).remark()});
   }
   return all;
 }
@@ -210,7 +209,7 @@ void print_json(machine const& m) {
   for (moe64::device const where : asked_devices()) {
     for (mode_answer const& mode : modes(where)) {
       object["layers"].push_back(
-          {{"layer", mode.layer}, {"device", to_string(mode.where)}, {"answer", mode.answer}});
+          {{"layer", mode.layer}, {"device", to_string(where)}, {"answer", mode.answer}});
     }
   }
   fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));

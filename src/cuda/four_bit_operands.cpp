@@ -95,6 +95,7 @@ group_scales scales_of(quantized_view const& q) {
 }
 
 void describe(dtype type, std::uint32_t (&table)[4]) {
+  for (std::uint32_t& four : table) four = 0;
   for (std::uint32_t code = 0; code < 16; ++code) {
     std::uint32_t const half = encode_float<f16_format>(number_of(type, code));
     table[code / 4] |= half >> 8 << code % 4 * 8;
