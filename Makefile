@@ -72,7 +72,7 @@ bench-gpu: build ## measure the CUDA backend beside the card's copy (and PyTorch
 	python3 bench/gpu.py --tool $(TOOL) $(BENCH_ARGS)
 
 sanitize-gpu: build ## every CUDA kernel on small shapes under the tools of compute-sanitizer
-	for tool in memcheck initcheck racecheck synccheck; do \
+	for tool in memcheck initcheck synccheck racecheck; do \
 	  compute-sanitizer --tool $$tool --error-exitcode 9 $(TOOL) verify -f bench/problems/cuda-small.txt || exit 1; done
 
 bench-checkpoint: build .venv ## check and convert beside cat, cp and the Python way: bench/results/checkpoint.md
