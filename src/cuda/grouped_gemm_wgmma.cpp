@@ -37,6 +37,19 @@ support takes_scales(quantized_view const& x, quantized_view const& weights) {
   return takes_weight_scales(weights);
 }
 
+/// How many f32 scales of a row of x, which has `count`, can be copied together: they lie side by
+/// side at a multiple of their size.
+int at_once(wgmma_scales const& x, index_t count) {
+  if (x.type != dtype::f32 || x.k != 1 || x.k_blocks != 1) return 1;
+  auto const address = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(x.data));
+  for (int together : {4, 2}) {
+    if (x.n % together == 0 && count % together == 0 && address % (4 * together) == 0) {
+      return together;
+    }
+  }
+  return 1;
+}
+
 }  // namespace
 
 grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
@@ -56,10 +69,7 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
   }
   if (!args.x.is_plain()) {
     p.x_scales = scales_of(args.x);
-    p.x_scales_by_fours = p.x_scales.type == dtype::f32 && p.x_scales.k == 1 &&
-                          p.x_scales.k_blocks == 1 && p.x_scales.n % 4 == 0 &&
-                          ceil_div(args.x.cols(), block) % 4 == 0 &&
-                          reinterpret_cast<std::uintptr_t>(p.x_scales.data) % 16 == 0;
+    p.x_scales_at_once = at_once(p.x_scales, ceil_div(args.x.cols(), block));
   }
   p.parts = args.weights.parts();
   for (int part = 0; part < p.parts; ++part) {
@@ -101,7 +111,7 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const each = ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
   wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
-  wgmma_shape const shape = grouped_gemm_wgmma_shape(size);
+  wgmma_shape const shape = grouped_gemm_wgmma_shape(size, args.x.type());
   grouped_gemm_wgmma_parameters p = parameters(args, where);
   p.once = each <= shape.most_rows;
   index_t const tiles =

@@ -273,15 +273,47 @@ TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
 }
 
 TEST_F(cuda_wgmma, strided_operands) {
-  codes_call const call(x_blocks, weight_blocks, {1, 200, 256}, {40, 9}, dtype::bf16,
-                        content::integers);
-  for (auto const& strides : {std::vector<index_t>{200, 1}, {208, 1}, {203, 1}}) {
-    test_tensor const y(dtype::bf16, {52, 200}, strides);
-    grouped_gemm_args args = call.args;
-    args.y = y;
-    auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
-    grouped_gemm(args, where());
-    EXPECT_EQ(difference(y.numbers(), expected), "");
+  for (auto const& counts : {std::vector<index_t>{40, 9}, {300, 129}}) {
+    codes_call const call(x_blocks, weight_blocks, {1, 200, 256}, counts, dtype::bf16,
+                          content::integers);
+    for (auto const& strides : {std::vector<index_t>{200, 1}, {208, 1}, {203, 1}}) {
+      test_tensor const y(dtype::bf16, {call.args.y.extent[0], 200}, strides);
+      grouped_gemm_args args = call.args;
+      args.y = y;
+      auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
+      grouped_gemm(args, where());
+      EXPECT_EQ(difference(y.numbers(), expected), "");
+    }
+  }
+}
+
+// Large tiles copy 4, 2 or 1 scales of a row at a time, as they lie.
+TEST_F(cuda_wgmma, scales_of_x_lie_anywhere) {
+  for (index_t const cols : {384, 512, 768, 1280, 2048}) {
+    index_t const blocks = cols / 128;
+    codes_call const call(x_blocks, weight_blocks, {1, 136, cols}, {300, 129, 71}, dtype::bf16,
+                          content::integers);
+    auto const expected = test::rounded(test::multiply(call.args).y, dtype::bf16);
+    index_t const rows = call.args.x.rows();
+    for (index_t const more : {0, 1, 2, 4}) {
+      for (index_t const from : {0, 1, 2}) {
+        test_tensor const memory(dtype::f32, {1, rows, blocks + more + from});
+        tensor_view scales = memory;
+        scales.extent[2] = blocks;
+        scales.data = static_cast<float*>(scales.data) + from;
+        for (index_t r = 0; r < rows; ++r) {
+          for (index_t k = 0; k < blocks; ++k) {
+            static_cast<float*>(scales.data)[r * scales.stride[1] + k] =
+                static_cast<float>(call.x_codes.scales.get(0, r, k));
+          }
+        }
+        grouped_gemm_args args = call.args;
+        args.x = quantized_view::scaled(args.x.values(), scales, args.x.layout());
+        grouped_gemm(args, where());
+        EXPECT_EQ(difference(call.y.numbers(), expected), "")
+            << cols << " numbers, " << more << " behind and " << from << " before the scales";
+      }
+    }
   }
 }
 

@@ -9,18 +9,24 @@ kernel<grouped_gemm_wgmma_parameters> kernel_of(wgmma_size size) {
                                   : wgmma_kernel_small<Numbers>(size);
 }
 
-}  // namespace
-
-wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size) {
-  // Of codes: they have scales beside them, and so need the most memory.
+template <class Numbers>
+wgmma_shape shape_of(wgmma_size size) {
   switch (size) {
     case wgmma_size::few:
-      return wgmma_shape_of<wgmma_few<e4m3_numbers>>;
+      return wgmma_shape_of<wgmma_few<Numbers>>;
     case wgmma_size::some:
-      return wgmma_shape_of<wgmma_some<e4m3_numbers>>;
+      return wgmma_shape_of<wgmma_some<Numbers>>;
     default:
-      return wide_shape_of<wide_tile<e4m3_numbers>>;
+      return wide_shape_of<wide_tile<Numbers>>;
   }
+}
+
+}  // namespace
+
+wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size, dtype numbers) {
+  if (numbers == dtype::bf16) return shape_of<bf16_numbers>(size);
+  if (numbers == dtype::f16) return shape_of<f16_numbers>(size);
+  return shape_of<e4m3_numbers>(size);
 }
 
 kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size, dtype numbers) {

@@ -24,7 +24,7 @@ struct grouped_gemm_wgmma_parameters {
   tensor_view expert_begin;       ///< [experts + 1] int64
   wgmma_scales weight_scales[2];  ///< per part
   wgmma_scales x_scales;
-  bool x_scales_by_fours;      ///< f32, one for each block along k, of a row in whole 16 bytes
+  int x_scales_at_once;        ///< that can be copied together: 4 or 2 f32 of a row, or 1
   wgmma_scales row_scales[2];  ///< per part, one for each row of weights; others are then none
   part_places at[2];           ///< per part, where the matrices of experts are
   bool marks_lost;             ///< plain weights with places: no scale says that there is none
@@ -49,8 +49,8 @@ struct wgmma_shape {
 /// By the rows that a tile has at most.
 enum class wgmma_size { few, some, many };
 
-[[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size);
 /// `numbers`: type of x and weights, e4m3 bf16 f16.
+[[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size, dtype numbers);
 [[nodiscard]] kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size,
                                                                               dtype numbers);
 

@@ -27,7 +27,9 @@ struct row_split {
 template <class Numbers>
 struct wide_tile {
   using numbers = Numbers;
-  static constexpr int stages = 4;
+  /// Products of numbers go on into the next stage, so that one more is in use. Those of codes end
+  /// with theirs: a fourth stage gives them nothing (measured), and room for y does.
+  static constexpr int stages = Numbers::scaled ? 3 : 4;
   static constexpr int block = 64, rows = 4 * block, rest = 32, most_rows = rows + rest;
   static constexpr int outs = 128, cluster = 2, threads = 384;
   static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + most_rows * 128;
@@ -35,8 +37,9 @@ struct wide_tile {
   static constexpr int scale_threads = 64;
   /// Scales come by fours along k: 16 bytes of a row.
   static constexpr int chunk = 4, chunks = 2;
-  /// Rows by outputs that a warp writes at a time.
-  static constexpr int out_rows = 16, out_cols = 32;
+  static constexpr int scaled_rows = Numbers::scaled ? most_rows : 1;
+  /// Rows by outputs that a warp writes at a time: whole lines of the cache.
+  static constexpr int out_rows = 16, out_cols = 64;
   /// What a tile takes, in about 8 ns of Hopper: its end, and along k its weights and its rows.
   [[nodiscard]] static __device__ std::uint32_t time(row_split const& rows, int k_blocks) {
     auto const depth = static_cast<std::uint32_t>(min(k_blocks, 8192));  // narrow-ok: positive
@@ -47,14 +50,14 @@ struct wide_tile {
   static_assert(192 + 8192 * (8 + 11 * 9) < worker_queue::most_time);
   /// Where 8 of these outputs of a row lie: neither matrices nor rows meet in the banks.
   [[nodiscard]] static __device__ int place_out(int row, int eight) {
-    return row * out_cols * 2 + (eight ^ row / 2 % 4) * 16;
+    return row * out_cols * 2 + (eight ^ row % 8) * 16;
   }
 };
 
 template <class Tile>
 struct wide_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
-  alignas(16) float row_scale[Tile::chunks][Tile::most_rows][Tile::chunk];
+  alignas(16) float row_scale[Tile::chunks][Tile::scaled_rows][Tile::chunk];
   float out_scale[Tile::chunks][Tile::chunk];  ///< of the outputs of the tile
   union {                                      // by turns
     alignas(16) std::uint8_t out[8][Tile::out_rows * Tile::out_cols * 2];
@@ -167,15 +170,17 @@ class wide_scales {
     while (reader.next(tile)) {
       // f32 need no register on their way; others are decoded.
       if (p_.x_scales.type == dtype::f32) {
-        if (p_.x_scales_by_fours) {
-          bring(tile, [this](index_t row, int k, float* to) {
-            copy<16>(static_cast<float const*>(p_.x_scales.data) + row + k, to);
+        auto const* const scales = static_cast<float const*>(p_.x_scales.data);
+        if (p_.x_scales_at_once == 4) {
+          bring(tile, [&](index_t row, int k, float* to) { copy<16>(scales + row + k, to); });
+        } else if (p_.x_scales_at_once == 2) {
+          bring(tile, [&](index_t row, int k, float* to) {
+            copy<8>(scales + row + k, to);
+            if (k + 2 < k_blocks_) copy<8>(scales + row + k + 2, to + 2);
           });
         } else {
-          bring(tile, [this](index_t row, int k, float* to) {
-            each_of(k, [&](int i, index_t at) {
-              copy<4>(static_cast<float const*>(p_.x_scales.data) + row + at, to + i);
-            });
+          bring(tile, [&](index_t row, int k, float* to) {
+            each_of(k, [&](int i, index_t at) { copy<4>(scales + row + at, to + i); });
           });
         }
       } else if (p_.x_scales.type == dtype::bf16) {

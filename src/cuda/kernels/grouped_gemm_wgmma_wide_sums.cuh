@@ -16,39 +16,6 @@ struct this_thread {
   [[nodiscard]] static __device__ __forceinline__ int warp() { return number() / 32 % 4; }
 };
 
-/// Turns 4 x 4 words over four neighbouring lanes: word i of lane j becomes word j of lane i.
-__device__ __forceinline__ void turn_words(std::uint32_t (&words)[4], int lane) {
-#pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    bool const upper = (lane & bit) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & bit) != 0) continue;
-      std::uint32_t const given = upper ? words[i] : words[i | bit];
-      std::uint32_t const got = __shfl_xor_sync(~0U, given, bit);
-      if (upper) {
-        words[i] = got;
-      } else {
-        words[i | bit] = got;
-      }
-    }
-  }
-}
-
-/// Outputs [out, out + 8) of a row, those that its part has: out of the way of whole rows.
-__device__ __noinline__ inline void write_some(grouped_gemm_wgmma_parameters const& p, uint4 eight,
-                                               std::uint16_t* to, int out) {
-  if (p.y_vectors && out + 8 <= p.n_part) {
-    *reinterpret_cast<uint4*>(to) = eight;
-    return;
-  }
-  std::uint32_t const words[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    if (out + j < p.n_part) to[j] = static_cast<std::uint16_t>(words[j / 2] >> j % 2 * 16);
-  }
-}
-
 /// What a thread of a group keeps from tile to tile.
 template <class Tile>
 struct wide_thread {
@@ -317,89 +284,55 @@ class wide_sums {
            tile.part * p_.n_part + out;
   }
 
-  /// 64 rows from `row` of the tile on, outputs from `out` of it on. Measured: 1 to 4 % of the
-  /// whole product for numbers, and as much the other way round for codes.
+  /// 64 rows from `row` of the tile on, outputs from `out` of it on: by each warp 16 rows by 64
+  /// outputs at a time, of which a thread then has 8 outputs of four rows.
   template <int Outs>
-  __device__ __forceinline__ void store_rows(gemm_tile const& tile, bool bf16, int row, int out,
-                                             float (&sums)[Outs / 2]) {
-    if constexpr (numbers::scaled) {
-      store_rows_by_memory<Outs>(tile, bf16, row, out, sums);
-    } else {
-      store_rows_by_lanes<Outs>(tile, bf16, row, out, sums);
-    }
-  }
-  /// By each warp 16 rows by 32 outputs at a time, of which a thread then has 8 outputs of two
-  /// rows.
-  template <int Outs>
-  __device__ void store_rows_by_memory(gemm_tile const& tile, bool bf16, int row, int out,
-                                       float (&sums)[Outs / 2]) {
-    int const lane = this_thread::lane(), warp = this_thread::warp(), eight = lane % 4;
+  __device__ void store_rows(gemm_tile const& tile, bool bf16, int row, int out,
+                             float (&sums)[Outs / 2]) {
+    constexpr int cols = Tile::out_cols, at_once = 32 / (cols / 8),
+                  turns = Tile::out_rows / at_once;
+    int const lane = this_thread::lane(), warp = this_thread::warp();
+    int const first = lane / (cols / 8), eight = lane % (cols / 8);
     std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
-    row += warp * 16 + lane / 4;
+    row += warp * Tile::out_rows;
     out += tile.out;
-    bool const upper = row < tile.rows, lower = row + 8 < tile.rows;
-    bool const whole = p_.y_vectors && out + Outs <= p_.n_part;
+    bool const whole = p_.y_vectors && row + Tile::out_rows <= tile.rows && out + Outs <= p_.n_part;
+    row += first;
     out += eight * 8;
     std::uint16_t* y = y_at(tile, row, out);
-    index_t const eight_rows = 8 * p_.y.stride[0];
+    index_t const step = at_once * p_.y.stride[0];
 #pragma unroll
-    for (int first = 0; first < Outs; first += Tile::out_cols) {
-      // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8; the same of outputs 16.
+    for (int col = 0; col < Outs; col += cols) {
+      // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8; the same further on.
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float const* const s = sums + first / 2 + half * 8;
+      for (int i = 0; i < cols; i += 16) {
+        float const* const s = sums + (col + i) / 2;
         auto& to = *reinterpret_cast<cute::uint128_t*>(
-            buffer + Tile::place_out(lane % 16, half * 2 + lane / 16));
+            buffer + Tile::place_out(lane % 16, i / 8 + lane / 16));
         cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
                                       packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
       }
       __syncwarp();
-      std::uint8_t const* const from[2] = {buffer + Tile::place_out(lane / 4, eight),
-                                           buffer + Tile::place_out(lane / 4 + 8, eight)};
-      if (whole && lower) {
-        uint4 const eights[2] = {*reinterpret_cast<uint4 const*>(from[0]),
-                                 *reinterpret_cast<uint4 const*>(from[1])};
-        *reinterpret_cast<uint4*>(y) = eights[0];
-        *reinterpret_cast<uint4*>(y + eight_rows) = eights[1];
+      std::uint16_t* to = y;
+      if (whole) {
+        uint4 eights[turns];
+#pragma unroll
+        for (int i = 0; i < turns; ++i) {
+          eights[i] =
+              *reinterpret_cast<uint4 const*>(buffer + Tile::place_out(i * at_once + first, eight));
+        }
+#pragma unroll
+        for (int i = 0; i < turns; ++i, to += step) *reinterpret_cast<uint4*>(to) = eights[i];
       } else if (out < p_.n_part) {
-        if (upper) write_eight(p_, from[0], y, out);
-        if (lower) write_eight(p_, from[1], y + eight_rows, out);
+#pragma unroll 1
+        for (int i = 0; i < Tile::out_rows; i += at_once, to += step) {
+          if (row + i >= tile.rows) break;
+          write_eight(p_, buffer + Tile::place_out(i + first, eight), to, out);
+        }
       }
-      out += Tile::out_cols;
-      y += Tile::out_cols;
+      out += cols;
+      y += cols;
       __syncwarp();
-    }
-  }
-  /// Four lanes have a row, and of each 32 outputs pairs of four eights; they exchange them so that
-  /// each has an eight.
-  template <int Outs>
-  __device__ void store_rows_by_lanes(gemm_tile const& tile, bool bf16, int row, int out,
-                                      float (&sums)[Outs / 2]) {
-    int const lane = this_thread::lane();
-    row += this_thread::warp() * 16 + lane / 4;
-    out += tile.out + lane % 4 * 8;
-    bool const whole = p_.y_vectors && out + Outs - 24 <= p_.n_part;
-#pragma unroll
-    for (int half = 0; half < 2; ++half, row += 8) {
-      bool const exists = row < tile.rows;
-      std::uint16_t* const y = y_at(tile, row, out);
-#pragma unroll
-      for (int first = 0; first < Outs; first += 32) {
-        std::uint32_t words[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float const* const s = sums + first / 2 + i * 4 + half * 2;
-          words[i] = packed(s[0], s[1], bf16);
-        }
-        turn_words(words, lane);
-        uint4 const eight = make_uint4(words[0], words[1], words[2], words[3]);
-        if (!exists) continue;
-        if (whole) {
-          *reinterpret_cast<uint4*>(y + first) = eight;
-        } else {
-          write_some(p_, eight, y + first, out + first);
-        }
-      }
     }
   }
   __device__ void store_rest(gemm_tile const& tile, bool bf16) {
