@@ -28,7 +28,8 @@ template <class Numbers>
 struct wide_tile {
   using numbers = Numbers;
   /// Products of numbers go on into the next stage, so that one more is in use. Those of codes end
-  /// with theirs: a fourth stage gives them nothing (measured), and room for y does.
+  /// with theirs: beside many rows a fourth stage gives them nothing, and room for y does (beside
+  /// 64 it gave 10 %: docs/hopper.md).
   static constexpr int stages = Numbers::scaled ? 3 : 4;
   static constexpr int block = 64, rows = 4 * block, rest = 32, most_rows = rows + rest;
   static constexpr int outs = 128, cluster = 2, threads = 384;
