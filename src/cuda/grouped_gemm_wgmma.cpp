@@ -38,14 +38,14 @@ support takes_scales(quantized_view const& x, quantized_view const& weights) {
 }
 
 /// How many f32 scales of a row of x, which has `count`, can be copied together: they lie side by
-/// side at a multiple of their size.
+/// side, at a multiple of what they take.
 int at_once(wgmma_scales const& x, index_t count) {
   if (x.type != dtype::f32 || x.k != 1 || x.k_blocks != 1) return 1;
-  auto const address = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(x.data));
+  auto const address = reinterpret_cast<std::uintptr_t>(x.data);
   for (int together : {4, 2}) {
-    if (x.n % together == 0 && count % together == 0 && address % (4 * together) == 0) {
-      return together;
-    }
+    auto const bytes = static_cast<std::uintptr_t>(together) * sizeof(float);
+    bool const aligned = address % bytes == 0 && x.n % together == 0;
+    if (aligned && count % together == 0) return together;
   }
   return 1;
 }
