@@ -50,6 +50,18 @@ int at_once(wgmma_scales const& x, index_t count) {
   return 1;
 }
 
+/// Of large tiles, those of three groups (`more`) where they are faster (docs/hopper.md): where an
+/// expert's rows fill them better than tiles of 256, and else along a short k through small
+/// experts. Below eight blocks along k their beginnings and ends cost more than that.
+wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
+  wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
+  index_t const k = args.weights.cols(), n = args.weights.parts() * args.weights.part_rows();
+  if (size != wgmma_size::many || args.x.type() != dtype::e4m3 || k < 8 * block) return size;
+  bool const small_experts = k <= 16 * block && n <= 32 * block;
+  bool const fits = each <= 160 || (each > 272 && each <= 368);
+  return fits || (each > 368 && small_experts) ? wgmma_size::more : size;
+}
+
 }  // namespace
 
 grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
@@ -110,7 +122,7 @@ support takes(grouped_gemm_args const& args) {
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const each = ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
-  wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
+  wgmma_size const size = size_for(args, each);
   wgmma_shape const shape = grouped_gemm_wgmma_shape(size, args.x.type());
   grouped_gemm_wgmma_parameters p = parameters(args, where);
   p.once = each <= shape.most_rows;

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace moe64 {
@@ -75,12 +76,12 @@ class cuda_wgmma : public testing::Test {
   }
 };
 
-/// Average rows that lead to every size of tiles, and counts around their edges.
-std::vector<std::vector<index_t>> const row_counts{{0, 1, 7, 8, 9, 33, 0},
-                                                   {31, 0, 63, 1, 64},
-                                                   {127, 128, 129, 0, 65},
-                                                   {256, 257, 0, 289},
-                                                   {1, 33, 97, 161, 225}};
+/// Average rows that lead to every size of tiles, and counts around their edges. From 1,024 numbers
+/// along k on, of codes the third and the last two have tiles of three groups.
+std::vector<std::vector<index_t>> const row_counts{{0, 1, 7, 8, 9, 33, 0}, {31, 0, 63, 1, 64},
+                                                   {127, 128, 129, 0, 65}, {256, 257, 0, 289},
+                                                   {1, 33, 97, 161, 225},  {192, 193, 384, 417}};
+index_t const long_k = 1040;
 
 TEST_F(cuda_wgmma, every_scale_is_exact) {
   std::size_t use = 0;
@@ -94,8 +95,11 @@ TEST_F(cuda_wgmma, every_scale_is_exact) {
           weight_spec const spec = {dtype::e4m3, scale, type};
           SCOPED_TRACE(test::to_string(x_spec) + " by " + test::to_string(spec));
           int const parts = use % 5 == 0 ? 1 : 2;
-          expect_as_cpu(
-              {x_spec, spec, {parts, 160, 272}, counts, io, content::integers, use++ % 3 == 0});
+          for (index_t const k : {index_t{272}, long_k}) {
+            expect_as_cpu(
+                {x_spec, spec, {parts, 160, k}, counts, io, content::integers, use % 3 == 0});
+          }
+          ++use;
         }
       }
     }
@@ -151,8 +155,11 @@ TEST_F(cuda_wgmma, numbers_are_exact) {
 
 TEST_F(cuda_wgmma, rings_go_round_many_times) {
   // More stages and tiles than rings have places, so that whoever runs ahead must wait.
-  for (auto const& counts : std::vector<std::vector<index_t>>{
-           {9, 1, 30, 8, 17, 2}, {60, 33, 47, 8, 64, 20}, {300, 260, 137, 64, 272, 545}}) {
+  for (auto const& counts : std::vector<std::vector<index_t>>{{9, 1, 30, 8, 17, 2},
+                                                              {60, 33, 47, 8, 64, 20},
+                                                              {150, 64, 137, 33, 192, 97},
+                                                              {300, 260, 137, 64, 272, 545},
+                                                              {600, 577, 300, 193}}) {
     codes_call const call(x_blocks, weight_blocks, {2, 512, 2048}, counts, dtype::bf16,
                           content::integers);
     grouped_gemm_args args = call.args;
@@ -179,11 +186,13 @@ TEST_F(cuda_wgmma, any_number_of_experts) {
 }
 
 TEST_F(cuda_wgmma, every_number_of_rows) {
-  for (index_t const others : {0, 50, 200}) {
-    for (index_t rows = 1; rows <= 300; rows += rows < 20 ? 1 : 13) {
-      SCOPED_TRACE(rows);
-      expect_as_cpu(
-          {x_blocks, weight_blocks, {1, 136, 144}, {rows, others}, dtype::bf16, content::integers});
+  for (index_t const k : {index_t{144}, long_k}) {
+    for (index_t const others : {0, 50, 200, 400}) {
+      for (index_t rows = 1; rows <= 300; rows += rows < 20 ? 1 : 13) {
+        SCOPED_TRACE(rows);
+        expect_as_cpu(
+            {x_blocks, weight_blocks, {1, 136, k}, {rows, others}, dtype::bf16, content::integers});
+      }
     }
   }
 }
@@ -228,15 +237,16 @@ TEST_F(cuda_wgmma, random_numbers_stay_within_the_bound_of_8_bit_products) {
 }
 
 TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
-  for (auto const& [x_scale, scale] :
-       {std::pair{g::group(128), g::block(128, 128)}, std::pair{g::row(), g::row()}}) {
-    codes_call const batch({dtype::e4m3, x_scale}, {dtype::e4m3, scale}, {2, 320, 432},
+  for (auto const& [x_scale, scale, k] : {std::tuple{g::group(128), g::block(128, 128), 432},
+                                          {g::group(128), g::block(128, 128), 1168},
+                                          {g::row(), g::row(), 432}}) {
+    codes_call const batch({dtype::e4m3, x_scale}, {dtype::e4m3, scale}, {2, 320, k},
                            {350, 40, 129}, dtype::bf16, content::random);
     grouped_gemm(batch.args, where());
     std::vector<double> const all = batch.y.numbers();
     index_t const outs = batch.y.view().extent[1];
     for (index_t const row : {0, 127, 128, 349, 350, 389, 390, 518}) {
-      for (index_t const others : {0, 60}) {
+      for (index_t const others : {0, 60, 150}) {
         // The row, and behind it rows of the other experts: with them tiles are larger.
         index_t const expert = row < 350 ? 0 : row < 390 ? 1 : 2;
         std::vector<index_t> counts(3, others);
@@ -244,11 +254,11 @@ TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
         index_t const mine = others * expert;
         index_t const rows = 1 + 2 * others;
         test_tensor const begin = test::make_expert_begin(counts);
-        test_tensor values(dtype::e4m3, {rows, 432});
+        test_tensor values(dtype::e4m3, {rows, k});
         test_tensor scales(dtype::f32, {rows, batch.x_codes.scales.view().extent[2]});
         for (index_t r = 0; r < rows; ++r) {
           index_t const from = r == mine ? row : (r * 7) % 500;
-          for (index_t c = 0; c < 432; ++c) {
+          for (index_t c = 0; c < k; ++c) {
             values.set_code(batch.x_codes.values.code(0, from, c), r, c);
           }
           for (index_t c = 0; c < scales.view().extent[1]; ++c) {
@@ -273,8 +283,10 @@ TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
 }
 
 TEST_F(cuda_wgmma, strided_operands) {
-  for (auto const& counts : {std::vector<index_t>{40, 9}, {300, 129}}) {
-    codes_call const call(x_blocks, weight_blocks, {1, 200, 256}, counts, dtype::bf16,
+  for (auto const& [counts, k] : {std::pair{std::vector<index_t>{40, 9}, 256},
+                                  {std::vector<index_t>{300, 129}, 256},
+                                  {std::vector<index_t>{180, 129}, 1152}}) {
+    codes_call const call(x_blocks, weight_blocks, {1, 200, k}, counts, dtype::bf16,
                           content::integers);
     for (auto const& strides : {std::vector<index_t>{200, 1}, {208, 1}, {203, 1}}) {
       test_tensor const y(dtype::bf16, {call.args.y.extent[0], 200}, strides);
@@ -289,9 +301,11 @@ TEST_F(cuda_wgmma, strided_operands) {
 
 // Large tiles copy 4, 2 or 1 scales of a row at a time, as they lie.
 TEST_F(cuda_wgmma, scales_of_x_lie_anywhere) {
-  for (index_t const cols : {384, 512, 768, 1280, 2048}) {
+  for (index_t const cols : {384, 512, 768, 1152, 1280, 2048}) {
     index_t const blocks = cols / 128;
-    codes_call const call(x_blocks, weight_blocks, {1, 136, cols}, {300, 129, 71}, dtype::bf16,
+    // Tiles of three groups along 1152 and 1280, of two along the others.
+    index_t const first = cols == 1152 || cols == 1280 ? 200 : 300;
+    codes_call const call(x_blocks, weight_blocks, {1, 136, cols}, {first, 129, 71}, dtype::bf16,
                           content::integers);
     auto const expected = test::rounded(test::multiply(call.args).y, dtype::bf16);
     index_t const rows = call.args.x.rows();

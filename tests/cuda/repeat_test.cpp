@@ -96,34 +96,35 @@ TEST_P(repeat, has_one_hash) {
 
 std::string const shape = " tokens=300 hidden=264 inter=136 experts=24 top_k=4";
 std::string const wide = " tokens=160 hidden=1024 inter=512 experts=8 top_k=2";
-// Rows per expert that lead to the smallest and to the largest tiles of Hopper's kernels.
+// Rows per expert that lead to the smallest and to the largest tiles of Hopper's kernels; of codes
+// 150 rows and 225 to different ones along hidden.
 std::string const few = " tokens=40 hidden=1024 inter=512 experts=8 top_k=2";
 std::string const many = " tokens=600 hidden=1024 inter=512 experts=8 top_k=2";
+std::string const most = " tokens=900 hidden=1024 inter=512 experts=8 top_k=2";
 
 INSTANTIATE_TEST_SUITE_P(
     of, repeat,
-    testing::Values("op=layer weight=e4m3 backward=1 bias=1 lora=8 routing=sentinel:0.2" + shape,
-                    "op=layer weight=bf16 backward=1 routing=zipf" + shape,
-                    "op=layer weight=mxfp4 backward=1" + wide,
-                    "op=layer weight=e4m3 mode=w8a8" + few, "op=layer weight=e4m3 mode=w8a8" + wide,
-                    "op=layer weight=e4m3 mode=w8a8" + many,
-                    "op=layer weight=e4m3 mode=w8a16" + few,
-                    "op=layer weight=e4m3 mode=w8a16" + wide,
-                    "op=layer weight=e4m3 mode=w8a16" + many, "op=layer weight=bf16" + few,
-                    "op=layer weight=bf16" + wide, "op=layer weight=bf16" + many,
-                    "op=quantize experts=3 hidden=700 inter=300",
-                    "op=quantize experts=3 hidden=700 inter=300 weight=mxfp4",
-                    "op=dequantize experts=3 hidden=700 inter=300", "op=route" + shape,
-                    "op=route backward=1" + shape, "op=plan tokens=60 experts=200 top_k=8",
-                    "op=plan tokens=9000 experts=200 top_k=8", "op=gather" + shape,
-                    "op=gather mode=w8a8" + shape, "op=combine" + shape,
-                    "op=combine backward=1" + shape, "op=activate" + shape,
-                    "op=activate backward=1" + shape, "op=grouped_gemm weight=e4m3" + wide,
-                    "op=grouped_gemm weight=int4 scale=group:32 backward=1" + wide,
-                    "op=grouped_gemm weight=mxfp4" + few, "op=grouped_gemm weight=mxfp4" + wide,
-                    "op=grouped_gemm weight=mxfp4" + many, "op=grouped_gemm weight=nvfp4" + wide,
-                    "op=grouped_gemm weight=int4 scale=group:32" + few,
-                    "op=grouped_gemm_wgrad weight=bf16" + shape),
+    testing::Values(
+        "op=layer weight=e4m3 backward=1 bias=1 lora=8 routing=sentinel:0.2" + shape,
+        "op=layer weight=bf16 backward=1 routing=zipf" + shape,
+        "op=layer weight=mxfp4 backward=1" + wide, "op=layer weight=e4m3 mode=w8a8" + few,
+        "op=layer weight=e4m3 mode=w8a8" + wide, "op=layer weight=e4m3 mode=w8a8" + many,
+        "op=layer weight=e4m3 mode=w8a8" + most, "op=layer weight=e4m3 mode=w8a16" + few,
+        "op=layer weight=e4m3 mode=w8a16" + wide, "op=layer weight=e4m3 mode=w8a16" + many,
+        "op=layer weight=bf16" + few, "op=layer weight=bf16" + wide, "op=layer weight=bf16" + many,
+        "op=quantize experts=3 hidden=700 inter=300",
+        "op=quantize experts=3 hidden=700 inter=300 weight=mxfp4",
+        "op=dequantize experts=3 hidden=700 inter=300", "op=route" + shape,
+        "op=route backward=1" + shape, "op=plan tokens=60 experts=200 top_k=8",
+        "op=plan tokens=9000 experts=200 top_k=8", "op=gather" + shape,
+        "op=gather mode=w8a8" + shape, "op=combine" + shape, "op=combine backward=1" + shape,
+        "op=activate" + shape, "op=activate backward=1" + shape,
+        "op=grouped_gemm weight=e4m3" + wide,
+        "op=grouped_gemm weight=int4 scale=group:32 backward=1" + wide,
+        "op=grouped_gemm weight=mxfp4" + few, "op=grouped_gemm weight=mxfp4" + wide,
+        "op=grouped_gemm weight=mxfp4" + many, "op=grouped_gemm weight=nvfp4" + wide,
+        "op=grouped_gemm weight=int4 scale=group:32" + few,
+        "op=grouped_gemm_wgrad weight=bf16" + shape),
     [](auto const& given) { return "problem_" + std::to_string(given.index); });
 
 }  // namespace

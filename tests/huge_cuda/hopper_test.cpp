@@ -11,19 +11,33 @@
 namespace moe64::test {
 namespace {
 
-/// Products over 600,000 rows; DeepSeek-V3's gate and up. x has 4.3e9 numbers, y 2.5e9.
-constexpr index_t rows = 600'000, hidden = 7168, inter = 2048, experts = 3;
-static_assert(rows * hidden > index_t{1} << 32 && rows * 2 * inter > index_t{1} << 31);
+/// Gate and up of three experts over many rows.
+struct batch {
+  index_t rows, hidden, inter;
+  [[nodiscard]] constexpr index_t row_bytes() const { return 2 * inter * 2; }  // of y
+};
+constexpr index_t experts = 3;
+/// DeepSeek-V3's: x has 4.3e9 numbers, y 2.5e9.
+constexpr batch large = {600'000, 7168, 2048};
+static_assert(large.rows * large.hidden > index_t{1} << 32);
+static_assert(large.rows * 2 * large.inter > index_t{1} << 31);
+/// Small experts, of which codes have tiles of their own: x and y have 4.4e9 numbers.
+constexpr batch small = {4'300'000, 1024, 512};
+static_assert(small.rows * small.hidden > index_t{1} << 32);
+static_assert(small.rows * 2 * small.inter > index_t{1} << 32);
 /// After so many rows x repeats.
 constexpr index_t period = 4099;
-constexpr index_t row_bytes = 2 * inter * 2;  // of y
 
 void multiply(grouped_gemm_args const& args, stream where) { grouped_gemm(args, where); }
+
+bool same(std::uint8_t const* a, std::uint8_t const* b, index_t bytes) {
+  return std::memcmp(a, b, static_cast<std::size_t>(bytes)) == 0;
+}
 
 /// A matrix of the device, [1, rows, cols], repeated until it has `rows` rows.
 class repeated {
  public:
-  repeated(tensor_view const& some, stream where)
+  repeated(tensor_view const& some, index_t rows, stream where)
       : memory_(rows * line_bytes(some), where.device), view_(some) {
     view_.extent[1] = rows;
     view_.stride[0] = rows * view_.stride[1];
@@ -44,17 +58,10 @@ class repeated {
   tensor_view view_;
 };
 
-class huge_hopper : public testing::TestWithParam<product> {
- protected:
-  void SetUp() override {
-    std::string const lacking = lacks_hopper(GetParam(), target().where);
-    if (!lacking.empty()) GTEST_SKIP() << lacking;
-  }
-};
-
-TEST_P(huge_hopper, products_of_rows_past_2_32_numbers) {
-  MOE64_NEEDS(rows * (2 * hidden + row_bytes), index_t{2} << 30);
-  product const kind = GetParam();
+/// Each row of all has the bits that it has near the first one, and those have the CPU's.
+void expect_rows_as_near_the_first(product kind, batch const& of) {
+  auto const [rows, hidden, inter] = of;
+  index_t const row_bytes = of.row_bytes();
   stream const where = target().where;
   big_call call;
   product_source const source(call.memory, kind, cases::data_mode::exact, &call.pool);
@@ -88,17 +95,16 @@ TEST_P(huge_hopper, products_of_rows_past_2_32_numbers) {
     cuda_copy(mine, there.y.data, period * row_bytes, where);
     cuda_wait(where);
     index_t const offset = e * sample * row_bytes;
-    EXPECT_EQ(std::memcmp(mine + offset, static_cast<std::uint8_t const*>(args.y.data) + offset,
-                          sample * row_bytes),
-              0)
+    EXPECT_TRUE(same(mine + offset, static_cast<std::uint8_t const*>(args.y.data) + offset,
+                     sample * row_bytes))
         << "the CPU has other bits for expert " << e;
   }
 
   grouped_gemm_args far = call.memory.there(args);
   quantized_view const start = call.memory.there(low[0]).x;
-  repeated const values(start.values(), where);
+  repeated const values(start.values(), rows, where);
   std::optional<repeated> scales;
-  if (!start.is_plain()) scales.emplace(start.scales(), where);
+  if (!start.is_plain()) scales.emplace(start.scales(), rows, where);
   far.x = scales ? quantized_view::scaled(values.view(), scales->view(), x_blocks)
                  : quantized_view::plain(values.view());
   cuda_buffer const y(rows * row_bytes, where.device);
@@ -108,7 +114,7 @@ TEST_P(huge_hopper, products_of_rows_past_2_32_numbers) {
   cuda_fill(far.y.data, 0xff, y.memory().bytes, where);
   grouped_gemm(far, where);
 
-  constexpr index_t piece = 60'000;
+  constexpr index_t piece = 20'000;
   std::vector<std::uint8_t> staged(static_cast<std::size_t>(piece * row_bytes));
   std::atomic<index_t> wrong = 0, first_wrong = rows;
   for (index_t begin = 0; begin < rows; begin += piece) {
@@ -119,7 +125,7 @@ TEST_P(huge_hopper, products_of_rows_past_2_32_numbers) {
       index_t const row = begin + i;
       index_t const e = row < bounds[1] ? 0 : row < bounds[2] ? 1 : 2;
       std::uint8_t const* const right = wanted.data() + (e * period + row % period) * row_bytes;
-      if (std::memcmp(staged.data() + i * row_bytes, right, row_bytes) == 0) return;
+      if (same(staged.data() + i * row_bytes, right, row_bytes)) return;
       ++wrong;
       index_t seen = first_wrong;
       while (row < seen && !first_wrong.compare_exchange_weak(seen, row)) {
@@ -129,8 +135,26 @@ TEST_P(huge_hopper, products_of_rows_past_2_32_numbers) {
   EXPECT_EQ(wrong, 0) << "first row " << first_wrong;
 }
 
+class huge_hopper : public testing::TestWithParam<product> {
+ protected:
+  void SetUp() override {
+    std::string const lacking = lacks_hopper(GetParam(), target().where);
+    if (!lacking.empty()) GTEST_SKIP() << lacking;
+  }
+};
+
+TEST_P(huge_hopper, products_of_rows_past_2_32_numbers) {
+  MOE64_NEEDS(large.rows * (2 * large.hidden + large.row_bytes()), index_t{2} << 30);
+  expect_rows_as_near_the_first(GetParam(), large);
+}
+
+TEST_P(huge_hopper, products_of_small_experts_past_2_32_numbers) {
+  MOE64_NEEDS(small.rows * (2 * small.hidden + small.row_bytes()), index_t{2} << 30);
+  expect_rows_as_near_the_first(GetParam(), small);
+}
+
 TEST_P(huge_hopper, layer_of_75000_tokens) {
-  constexpr hopper_layer::size size = {hidden, inter, 16, 8, 75'000};
+  constexpr hopper_layer::size size = {large.hidden, large.inter, 16, 8, 75'000};
   static_assert(size.tokens * size.top_k * size.hidden > index_t{1} << 32);
   MOE64_NEEDS(index_t{48} << 30, index_t{6} << 30);
   hopper_layer const layer(GetParam(), size, {[](index_t token, index_t k) {
@@ -143,7 +167,7 @@ TEST_P(huge_hopper, layer_of_75000_tokens) {
   for (index_t begin = 0; begin < size.tokens; begin += chunk) {
     layer.queue_run(0, begin, begin + chunk);
     auto const part = layer.y(0, chunk);
-    EXPECT_EQ(std::memcmp(part.data(), whole.data() + begin * hidden, part.size() * 2), 0)
+    EXPECT_EQ(std::memcmp(part.data(), whole.data() + begin * size.hidden, part.size() * 2), 0)
         << "tokens from " << begin;
   }
 }

@@ -17,19 +17,21 @@ wgmma_shape shape_of(wgmma_size size) {
     case wgmma_size::some:
       return wgmma_shape_of<wgmma_some<Numbers>>;
     default:
-      return wide_shape_of<wide_tile<Numbers>>;
+      return wide_shape_of<wide_tile<Numbers, 2>>;
   }
 }
 
 }  // namespace
 
 wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size, dtype numbers) {
+  if (size == wgmma_size::more) return wide_shape_of<wide_tile<e4m3_numbers, 3>>;
   if (numbers == dtype::bf16) return shape_of<bf16_numbers>(size);
   if (numbers == dtype::f16) return shape_of<f16_numbers>(size);
   return shape_of<e4m3_numbers>(size);
 }
 
 kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size, dtype numbers) {
+  if (size == wgmma_size::more) return wgmma_kernel_more();
   if (numbers == dtype::bf16) return kernel_of<bf16_numbers>(size);
   if (numbers == dtype::f16) return kernel_of<f16_numbers>(size);
   return kernel_of<e4m3_numbers>(size);

@@ -37,6 +37,10 @@ __device__ inline int rank_in_cluster() {
 template <int Outs>
 struct output_terms {
   float factor[Outs], addend[Outs];
+
+  [[nodiscard]] __device__ float of(int out, float sum) const {
+    return sum * factor[out] + addend[out];
+  }
 };
 
 /// A tile of 128 outputs and up to Rows rows, which are the right operand and so any multiple of 8;

@@ -46,8 +46,8 @@ struct wgmma_shape {
   index_t shared_bytes;
 };
 
-/// By the rows that a tile has at most.
-enum class wgmma_size { few, some, many };
+/// By the rows that a tile has at most. `more` is for codes alone.
+enum class wgmma_size { few, some, more, many };
 
 /// `numbers`: type of x and weights, e4m3 bf16 f16.
 [[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size, dtype numbers);

@@ -24,23 +24,34 @@ struct row_split {
 
 /// Two blocks of threads are a pair: the same rows, neighbouring outputs; each copies half of the
 /// rows to both.
-template <class Numbers>
+///
+/// Two groups have two blocks of rows each and share what is left over. Of codes they leave the
+/// tensor cores idle for a quarter of the time: a group multiplies, then scales, and two such
+/// chains do not fill the time between them. Three groups, with registers for one block each, do;
+/// but tiles of fewer rows copy more for each product, and where power is what limits nothing is
+/// gained.
+template <class Numbers, int Groups>
 struct wide_tile {
+  static_assert(Groups == 2 || (Groups == 3 && Numbers::scaled));
   using numbers = Numbers;
+  static constexpr int groups = Groups;
+  static constexpr int block = 64, rows = (Groups == 2 ? 4 : 3) * block, rest = 32;
+  /// Three groups leave a rest to the third, which has no block then.
+  static constexpr int most_rows = rows + (Groups == 2 ? rest : 0);
   /// Products of numbers go on into the next stage, so that one more is in use. Those of codes end
-  /// with theirs: beside many rows a fourth stage gives them nothing, and room for y does (beside
-  /// 64 it gave 10 %: docs/hopper.md).
-  static constexpr int stages = Numbers::scaled ? 3 : 4;
-  static constexpr int block = 64, rows = 4 * block, rest = 32, most_rows = rows + rest;
-  static constexpr int outs = 128, cluster = 2, threads = 384;
+  /// with theirs: beside 256 rows a fourth stage gives them nothing, and room for y does
+  /// (docs/hopper.md).
+  static constexpr int stages = Groups == 3 ? 5 : Numbers::scaled ? 3 : 4;
+  static constexpr int outs = 128, cluster = 2, threads = (Groups + 1) * 128;
   static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + most_rows * 128;
   /// Those that bring scales.
   static constexpr int scale_threads = 64;
   /// Scales come by fours along k: 16 bytes of a row.
   static constexpr int chunk = 4, chunks = 2;
   static constexpr int scaled_rows = Numbers::scaled ? most_rows : 1;
-  /// Rows by outputs that a warp writes at a time: whole lines of the cache.
-  static constexpr int out_rows = 16, out_cols = 64;
+  /// Rows that a warp has of a block, and those that it writes at a time by as many outputs as are
+  /// a line of the cache.
+  static constexpr int warp_rows = 16, out_rows = Groups == 2 ? 16 : 8, out_cols = 64;
   /// What a tile takes, in about 8 ns of Hopper: its end, and along k its weights and its rows.
   [[nodiscard]] static __device__ std::uint32_t time(row_split const& rows, int k_blocks) {
     auto const depth = static_cast<std::uint32_t>(min(k_blocks, 8192));  // narrow-ok: positive
@@ -61,7 +72,7 @@ struct wide_memory {
   alignas(16) float row_scale[Tile::chunks][Tile::scaled_rows][Tile::chunk];
   float out_scale[Tile::chunks][Tile::chunk];  ///< of the outputs of the tile
   union {                                      // by turns
-    alignas(16) std::uint8_t out[8][Tile::out_rows * Tile::out_cols * 2];
+    alignas(16) std::uint8_t out[4 * Tile::groups][Tile::out_rows * Tile::out_cols * 2];
     output_terms<Tile::outs> terms;
   };
   gemm_tile tile[tile_slots];
@@ -79,7 +90,7 @@ __device__ void publish_wide(grouped_gemm_wgmma_parameters const& p, int k_block
                         .capacity = p.y.extent[0],
                         .row_tile = Tile::rows,
                         .out_tiles = 0,
-                        .more = Tile::rest};
+                        .more = Tile::most_rows - Tile::rows};
   constexpr int outs = Tile::cluster * Tile::outs;
   int const workers = static_cast<int>(gridDim.x) / Tile::cluster;  // narrow-ok: as launched
   int const me = static_cast<int>(blockIdx.x) / Tile::cluster;      // narrow-ok: as launched

@@ -1,29 +1,25 @@
 #pragma once
 
 #include "cuda/kernels/grouped_gemm_wgmma_kernel.cuh"
-#include "cuda/kernels/grouped_gemm_wgmma_wide_sums.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_wide_three.cuh"
 
 namespace moe64::cuda {
 
-template <class Tile, int Whole, bool Half, bool Rest>
-__device__ __forceinline__ void multiply_wide(wide_thread<Tile>& thread, gemm_tile const& tile,
-                                              int k_blocks) {
-  wide_sums<Tile, Whole, Half, Rest> sums(thread);
-  sums.add(k_blocks);
-  asm volatile("" ::: "memory");  // the tile is read again rather than kept
-  sums.finish(tile);
-  sums.store(tile);
-}
+/// Registers of a thread of three groups that multiply: with those that feed no more than the 128
+/// of each that a block of 512 threads begins with.
+inline constexpr int multiplying_registers_of_three = 152;
+static_assert(feeding_registers + 3 * multiplying_registers_of_three <= 4 * 128);
+
 /// A tile by the code for its number of blocks.
 template <class Tile, bool Rest>
-__device__ __forceinline__ void multiply_wide(wide_thread<Tile>& thread, gemm_tile const& tile,
-                                              int k_blocks) {
+__device__ __forceinline__ void multiply_two(wide_thread<Tile>& thread, gemm_tile const& tile,
+                                             int k_blocks) {
   int const blocks = row_split(tile.rows).blocks;
-  if (blocks == 4) return multiply_wide<Tile, 2, false, Rest>(thread, tile, k_blocks);
-  if (blocks == 3) return multiply_wide<Tile, 1, true, Rest>(thread, tile, k_blocks);
-  if (blocks == 2) return multiply_wide<Tile, 1, false, Rest>(thread, tile, k_blocks);
-  if (blocks == 1) return multiply_wide<Tile, 0, true, Rest>(thread, tile, k_blocks);
-  if constexpr (Rest) multiply_wide<Tile, 0, false, true>(thread, tile, k_blocks);
+  if (blocks == 4) return multiply_sums<wide_sums<Tile, 2, false, Rest>>(thread, tile, k_blocks);
+  if (blocks == 3) return multiply_sums<wide_sums<Tile, 1, true, Rest>>(thread, tile, k_blocks);
+  if (blocks == 2) return multiply_sums<wide_sums<Tile, 1, false, Rest>>(thread, tile, k_blocks);
+  if (blocks == 1) return multiply_sums<wide_sums<Tile, 0, true, Rest>>(thread, tile, k_blocks);
+  if constexpr (Rest) multiply_sums<wide_sums<Tile, 0, false, true>>(thread, tile, k_blocks);
 }
 
 template <class Tile>
@@ -35,7 +31,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   auto& memory = *reinterpret_cast<wide_memory<Tile>*>(shared);
   if (threadIdx.x == 0) {
     if (cute::cast_smem_ptr_to_uint(shared) % 1024 != 0) __trap();
-    constexpr int multiplying = 8, scaling = Tile::numbers::scaled ? 2 : 0;
+    constexpr int multiplying = 4 * Tile::groups, scaling = Tile::numbers::scaled ? 2 : 0;
     memory.stages.make(1, multiplying * Tile::cluster);
     memory.scales.make(Tile::scale_threads, multiplying);
     memory.tiles.make(1, multiplying + scaling + 1);
@@ -60,16 +56,20 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
       wide_scales<Tile>(p, memory, k_blocks).run();
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<multiplying_registers>();
+    constexpr int registers =
+        Tile::groups == 2 ? multiplying_registers : multiplying_registers_of_three;
+    cutlass::arch::warpgroup_reg_alloc<registers>();
     tile_reader reader(memory.tile, memory.tiles);
     wide_thread<Tile> thread(p, memory);
     for (;; reader.done()) {
       gemm_tile const& tile = reader.await();
       if (tile.expert < 0) break;
-      if (row_split(tile.rows).rest) {
-        multiply_wide<Tile, true>(thread, tile, k_blocks);
+      if constexpr (Tile::groups == 3) {
+        multiply_three(thread, tile, k_blocks);
+      } else if (row_split(tile.rows).rest) {
+        multiply_two<Tile, true>(thread, tile, k_blocks);
       } else {
-        multiply_wide<Tile, false>(thread, tile, k_blocks);
+        multiply_two<Tile, false>(thread, tile, k_blocks);
       }
     }
   }

@@ -1,48 +1,8 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma_wide.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_wide_thread.cuh"
 
 namespace moe64::cuda {
-
-/// Which thread this is, found anew at every use: the sums leave no register for what could be
-/// kept, and a register kept in memory waits behind all that the copy engine brings.
-struct this_thread {
-  [[nodiscard]] static __device__ __forceinline__ int number() {
-    int number;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
-    return number;
-  }
-  [[nodiscard]] static __device__ __forceinline__ int lane() { return number() % 32; }
-  [[nodiscard]] static __device__ __forceinline__ int warp() { return number() / 32 % 4; }
-};
-
-/// What a thread of a group keeps from tile to tile.
-template <class Tile>
-struct wide_thread {
-  grouped_gemm_wgmma_parameters const& p;
-  wide_memory<Tile>& memory;
-  int group;  ///< of all lanes of a warp the same, which the compiler must know
-  ring_place<Tile::stages> stage;
-  ring_place<Tile::chunks> scales;
-
-  __device__ wide_thread(grouped_gemm_wgmma_parameters const& p_, wide_memory<Tile>& memory_)
-      : p(p_), memory(memory_), group(__shfl_sync(~0U, this_thread::number() / 128 - 1, 0)) {}
-
-  /// By the whole warp: it will not look at the stage again.
-  __device__ __forceinline__ void release(int slot) const {
-    __syncwarp();
-    bool const elected = cute::elect_one_sync() != 0;  // which lane it is would take a register
-#pragma unroll
-    for (int block = 0; block < Tile::cluster; ++block) {
-      arrive_at(memory.stages.used[slot], block, elected);
-    }
-  }
-  __device__ __forceinline__ void release_scales() {
-    __syncwarp();
-    if (cute::elect_one_sync() != 0) arrive(memory.scales.used[scales.slot]);
-    scales.next();
-  }
-};
 
 /// The sums of one thread of a group of four warps: of `Whole` blocks of 64 rows by all outputs of
 /// the tile; of a block that both groups share (`Half`) by 64 outputs of each; and of the rest of
@@ -94,37 +54,25 @@ class wide_sums {
     if constexpr (Half) {
       store_rows<64>(tile, bf16, 2 * Whole * Tile::block, group_ * 64, half_);
     }
-    if constexpr (Rest) store_rest(tile, bf16);
+    if constexpr (Rest) {
+      store_rest(thread_, tile, bf16, blocks * Tile::block, group_ * 64, rest_);
+    }
   }
   /// Times the scales of outputs, plus bias.
   __device__ void finish(gemm_tile const& tile) {
-    if (!has_output_terms(p_, tile)) return;
-    // Both groups use them: those of the last tile until here.
-    cutlass::arch::NamedBarrier::arrive_and_wait(256, 2U);
-    if (group_ == 0) load_output_terms(p_, tile, 0, memory_.terms);
-    cutlass::arch::NamedBarrier::arrive_and_wait(256, 2U);
-    int const column = this_thread::lane() % 4 * 2;
+    with_output_terms(thread_, tile, [this](output_terms<Tile::outs> const& terms) {
+      int const column = this_thread::lane() % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < Whole; ++i) finish_rows<Tile::outs>(column, whole_[i]);
-    if constexpr (Half) finish_rows<64>(group_ * 64 + column, half_);
-    if constexpr (Rest) {
-      int const out = group_ * 64 + this_thread::warp() * 16 + this_thread::lane() / 4;
-#pragma unroll
-      for (int i = 0; i < Tile::rest / 2; ++i) rest_[i] = finished(rest_[i], out + i % 4 / 2 * 8);
-    }
-    // Now their memory is for y.
-    cutlass::arch::NamedBarrier::arrive_and_wait(256, 2U);
+      for (int i = 0; i < Whole; ++i) finish_rows<Tile::outs>(terms, column, whole_[i]);
+      if constexpr (Half) finish_rows<64>(terms, group_ * 64 + column, half_);
+      if constexpr (Rest) finish_rest<Tile>(terms, group_ * 64, rest_);
+    });
   }
 
  private:
   using numbers = typename Tile::numbers;
   using row_scales = float[Tile::chunk];
-  /// Scales of rows from the thread's first one on, and of the outputs: block k of a chunk.
-  struct block_scales {
-    row_scales const* rows;
-    float const* outs;
-    int k;
-  };
+  using scales = block_scales<Tile>;
   static constexpr int blocks = 2 * Whole + (Half ? 1 : 0);
 
   template <int Count>
@@ -157,7 +105,7 @@ class wide_sums {
     row_scales const* const left_rows = of_rows + thread / 32 % 4 * 16 + lane / 4;
     // Where registers allow it, and for the most common tiles: the code of others had better be
     // short.
-#pragma unroll(Whole == 2 && !Rest ? Tile::chunk : 1)
+#pragma unroll((Whole == 2 || Tile::groups == 3) && !Rest ? Tile::chunk : 1)
     for (int k = 0; k < Tile::chunk; ++k) {
       if (k >= left) break;
       int const slot = thread_.stage.slot;
@@ -167,22 +115,23 @@ class wide_sums {
       for (int i = 0; i < Whole; ++i) {
         float products[Tile::outs / 2];
         int const row = group_ * Whole * Tile::block;
-        begin<Tile::outs>(rows(slot, row + i * Tile::block), weights(slot, 0), products);
+        begin_products<numbers, Tile::outs>(rows(slot, row + i * Tile::block), weights(slot, 0),
+                                            products);
         // While products are under way: waiting for what is read would keep them waiting.
 #pragma unroll
         for (int j = 0; i == 0 && j < Whole; ++j) {
           factors[j] = read_factors({left_rows + row + j * Tile::block, of_outs, k});
         }
-        end(products);
+        end_products(products);
         if (i + 1 == Whole && !Half && !Rest) thread_.release(slot);
         add_scaled(products, factors[i], whole_[i]);
       }
       if constexpr (Half) {
         constexpr int row = 2 * Whole * Tile::block;
         float products[32];
-        begin<64>(rows(slot, row), weights(slot, group_ * 64), products);
+        begin_products<numbers, 64>(rows(slot, row), weights(slot, group_ * 64), products);
         row_factors const factors_of_half = read_factors({left_rows + row, of_outs, k});
-        end(products);
+        end_products(products);
         if (!Rest) thread_.release(slot);
         add_scaled(products, factors_of_half, half_);
       }
@@ -199,10 +148,10 @@ class wide_sums {
   struct row_factors {
     float upper, lower;
   };
-  static __device__ __forceinline__ row_factors read_factors(block_scales const& scales) {
-    float const of_outs = read_now(scales.outs[scales.k]);
-    return {read_now(scales.rows[0][scales.k]) * of_outs,
-            read_now(scales.rows[8][scales.k]) * of_outs};
+  static __device__ __forceinline__ row_factors read_factors(scales const& of_block) {
+    float const of_outs = read_now(of_block.outs[of_block.k]);
+    return {read_now(of_block.rows[0][of_block.k]) * of_outs,
+            read_now(of_block.rows[8][of_block.k]) * of_outs};
   }
   template <int Count>
   static __device__ __forceinline__ void add_scaled(float const (&products)[Count],
@@ -212,42 +161,13 @@ class wide_sums {
       sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? by.upper : by.lower, sums[i]);
     }
   }
-  /// Not earlier: there are no registers for it.
-  static __device__ __forceinline__ float read_now(float const& shared) {
-    float number;
-    asm volatile("ld.shared.f32 %0, [%1];"
-                 : "=f"(number)
-                 : "r"(cute::cast_smem_ptr_to_uint(&shared)));
-    return number;
-  }
-  __device__ __forceinline__ void add_rest(int slot, block_scales const& scales) {
+  __device__ __forceinline__ void add_rest(int slot, scales const& of_block) {
     float products[Tile::rest / 2];
-    begin<Tile::rest>(weights(slot, group_ * 64), rows(slot, blocks * Tile::block), products);
-    end(products);
+    begin_products<numbers, Tile::rest>(weights(slot, group_ * 64),
+                                        rows(slot, blocks * Tile::block), products);
+    end_products(products);
     thread_.release(slot);
-    float const of_outs = read_now(scales.outs[scales.k]);
-#pragma unroll
-    for (int j = 0; j < Tile::rest / 4; ++j) {
-      float const factor = read_now(scales.rows[j / 2 * 8 + j % 2][scales.k]) * of_outs;
-#pragma unroll
-      for (int i = j / 2 * 4 + j % 2; i < j / 2 * 4 + 4; i += 2) {
-        rest_[i] = __fmaf_rn(products[i], factor, rest_[i]);
-      }
-    }
-  }
-  template <int Right>
-  static __device__ __forceinline__ void begin(operand_place const& left,
-                                               operand_place const& right,
-                                               float (&products)[Right / 2]) {
-    fence_registers(products);
-    cute::warpgroup_arrive();
-    multiply_stage<numbers, Right>(left, right, products, true);
-    cute::warpgroup_commit_batch();
-  }
-  template <int Count>
-  static __device__ __forceinline__ void end(float (&products)[Count]) {
-    cute::warpgroup_wait<0>();
-    fence_registers(products);
+    add_scaled_rest(products, of_block, rest_);
   }
 
   __device__ __forceinline__ void add_numbers(int slot) {
@@ -270,22 +190,15 @@ class wide_sums {
     fence_all();
   }
 
-  [[nodiscard]] __device__ float finished(float sum, int out) const {
-    return sum * memory_.terms.factor[out] + memory_.terms.addend[out];
-  }
   template <int Outs>
-  __device__ __forceinline__ void finish_rows(int first, float (&sums)[Outs / 2]) const {
+  static __device__ __forceinline__ void finish_rows(output_terms<Tile::outs> const& terms,
+                                                     int first, float (&sums)[Outs / 2]) {
 #pragma unroll
-    for (int i = 0; i < Outs / 2; ++i) sums[i] = finished(sums[i], first + i / 4 * 8 + i % 2);
+    for (int i = 0; i < Outs / 2; ++i) sums[i] = terms.of(first + i / 4 * 8 + i % 2, sums[i]);
   }
 
-  [[nodiscard]] __device__ std::uint16_t* y_at(gemm_tile const& tile, int row, int out) const {
-    return static_cast<std::uint16_t*>(p_.y.data) + (tile.row + index_t{row}) * p_.y.stride[0] +
-           tile.part * p_.n_part + out;
-  }
-
-  /// 64 rows from `row` of the tile on, outputs from `out` of it on: by each warp 16 rows by 64
-  /// outputs at a time, of which a thread then has 8 outputs of four rows.
+  /// 64 rows from `row` of the tile on, outputs from `out` of it on: by each warp out_rows of its
+  /// rows by 64 outputs at a time, of which a thread then has 8 outputs of every fourth row.
   template <int Outs>
   __device__ void store_rows(gemm_tile const& tile, bool bf16, int row, int out,
                              float (&sums)[Outs / 2]) {
@@ -294,65 +207,55 @@ class wide_sums {
     int const lane = this_thread::lane(), warp = this_thread::warp();
     int const first = lane / (cols / 8), eight = lane % (cols / 8);
     std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
-    row += warp * Tile::out_rows;
+    row += warp * Tile::warp_rows;
     out += tile.out;
-    bool const whole = p_.y_vectors && row + Tile::out_rows <= tile.rows && out + Outs <= p_.n_part;
+    bool const whole =
+        p_.y_vectors && row + Tile::warp_rows <= tile.rows && out + Outs <= p_.n_part;
     row += first;
     out += eight * 8;
-    std::uint16_t* y = y_at(tile, row, out);
+    std::uint16_t* y = y_at(p_, tile, row, out);
     index_t const step = at_once * p_.y.stride[0];
 #pragma unroll
     for (int col = 0; col < Outs; col += cols) {
-      // Four 8 x 8 matrices: rows 0 and 8 of outputs 0, then of outputs 8; the same further on.
-#pragma unroll
-      for (int i = 0; i < cols; i += 16) {
-        float const* const s = sums + (col + i) / 2;
-        auto& to = *reinterpret_cast<cute::uint128_t*>(
-            buffer + Tile::place_out(lane % 16, i / 8 + lane / 16));
-        cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
-                                      packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
-      }
-      __syncwarp();
       std::uint16_t* to = y;
-      if (whole) {
-        uint4 eights[turns];
 #pragma unroll
-        for (int i = 0; i < turns; ++i) {
-          eights[i] =
-              *reinterpret_cast<uint4 const*>(buffer + Tile::place_out(i * at_once + first, eight));
+      for (int done = 0; done < Tile::warp_rows; done += Tile::out_rows) {
+        // Four 8 x 8 matrices, side by side: rows 0 of a thread, then its rows 8.
+#pragma unroll
+        for (int eights = 0; eights < Tile::out_rows; eights += 8) {
+#pragma unroll
+          for (int i = 0; i < cols; i += 32) {
+            float const* const s = sums + (col + i) / 2 + (done + eights) / 4;
+            auto& place = *reinterpret_cast<cute::uint128_t*>(
+                buffer + Tile::place_out(eights + lane % 8, i / 8 + lane / 8));
+            cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[4], s[5], bf16),
+                                          packed(s[8], s[9], bf16), packed(s[12], s[13], bf16),
+                                          place);
+          }
         }
+        __syncwarp();
+        if (whole) {
+          uint4 numbers_of_y[turns];
 #pragma unroll
-        for (int i = 0; i < turns; ++i, to += step) *reinterpret_cast<uint4*>(to) = eights[i];
-      } else if (out < p_.n_part) {
+          for (int i = 0; i < turns; ++i) {
+            numbers_of_y[i] = *reinterpret_cast<uint4 const*>(
+                buffer + Tile::place_out(i * at_once + first, eight));
+          }
+#pragma unroll
+          for (int i = 0; i < turns; ++i, to += step) {
+            *reinterpret_cast<uint4*>(to) = numbers_of_y[i];
+          }
+        } else if (out < p_.n_part) {
 #pragma unroll 1
-        for (int i = 0; i < Tile::out_rows; i += at_once, to += step) {
-          if (row + i >= tile.rows) break;
-          write_eight(p_, buffer + Tile::place_out(i + first, eight), to, out);
+          for (int i = 0; i < Tile::out_rows; i += at_once, to += step) {
+            if (row + done + i >= tile.rows) break;
+            write_eight(p_, buffer + Tile::place_out(i + first, eight), to, out);
+          }
         }
+        __syncwarp();
       }
       out += cols;
       y += cols;
-      __syncwarp();
-    }
-  }
-  __device__ void store_rest(gemm_tile const& tile, bool bf16) {
-    int const lane = this_thread::lane(), warp = this_thread::warp();
-    std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
-    // Four 8 x 8 matrices, transposed: rows 0 and 8 by outputs 0 and 8 of the warp's 16.
-    std::uint8_t* const to = buffer + Tile::place_out(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-    int const out = tile.out + group_ * 64 + warp * 16 + lane % 2 * 8;
-#pragma unroll
-    for (int first = 0; first < Tile::rest; first += 16) {
-      float const* const s = rest_ + first / 2;
-      cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
-                                    packed(s[4], s[5], bf16), packed(s[6], s[7], bf16),
-                                    *reinterpret_cast<cute::uint128_t*>(to));
-      __syncwarp();
-      int const row = blocks * Tile::block + first + lane / 2;
-      if (row < tile.rows && out < p_.n_part) {
-        write_eight(p_, buffer + Tile::place_out(lane / 2, lane % 2), y_at(tile, row, out), out);
-      }
-      __syncwarp();
     }
   }
 
@@ -364,5 +267,15 @@ class wide_sums {
   float half_[32];
   float rest_[Tile::rest / 2];
 };
+
+template <class Sums, class Tile>
+__device__ __forceinline__ void multiply_sums(wide_thread<Tile>& thread, gemm_tile const& tile,
+                                              int k_blocks) {
+  Sums sums(thread);
+  sums.add(k_blocks);
+  asm volatile("" ::: "memory");  // the tile is read again rather than kept
+  sums.finish(tile);
+  sums.store(tile);
+}
 
 }  // namespace moe64::cuda

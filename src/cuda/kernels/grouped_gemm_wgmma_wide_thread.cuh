@@ -1,0 +1,156 @@
+#pragma once
+
+#include "cuda/kernels/grouped_gemm_wgmma_wide.cuh"
+
+/// What the threads that multiply large tiles do, however many groups they are.
+namespace moe64::cuda {
+
+/// Which thread this is, found anew at every use: the sums leave no register for what could be
+/// kept, and a register kept in memory waits behind all that the copy engine brings.
+struct this_thread {
+  [[nodiscard]] static __device__ __forceinline__ int number() {
+    int number;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+    return number;
+  }
+  [[nodiscard]] static __device__ __forceinline__ int lane() { return number() % 32; }
+  [[nodiscard]] static __device__ __forceinline__ int warp() { return number() / 32 % 4; }
+};
+
+/// What a thread of a group keeps from tile to tile.
+template <class Tile>
+struct wide_thread {
+  grouped_gemm_wgmma_parameters const& p;
+  wide_memory<Tile>& memory;
+  int group;  ///< of all lanes of a warp the same, which the compiler must know
+  ring_place<Tile::stages> stage;
+  ring_place<Tile::chunks> scales;
+
+  __device__ wide_thread(grouped_gemm_wgmma_parameters const& p_, wide_memory<Tile>& memory_)
+      : p(p_), memory(memory_), group(__shfl_sync(~0U, this_thread::number() / 128 - 1, 0)) {}
+
+  /// By the whole warp: it will not look at the stage again.
+  __device__ __forceinline__ void release(int slot) const {
+    __syncwarp();
+    bool const elected = cute::elect_one_sync() != 0;  // which lane it is would take a register
+#pragma unroll
+    for (int block = 0; block < Tile::cluster; ++block) {
+      arrive_at(memory.stages.used[slot], block, elected);
+    }
+  }
+  __device__ __forceinline__ void release_scales() {
+    __syncwarp();
+    if (cute::elect_one_sync() != 0) arrive(memory.scales.used[scales.slot]);
+    scales.next();
+  }
+};
+
+/// Begins the products of a stage: 64 rows on the left, `Right` on the right.
+template <class Numbers, int Right>
+__device__ __forceinline__ void begin_products(operand_place const& left,
+                                               operand_place const& right,
+                                               float (&products)[Right / 2]) {
+  fence_registers(products);
+  cute::warpgroup_arrive();
+  multiply_stage<Numbers, Right>(left, right, products, true);
+  cute::warpgroup_commit_batch();
+}
+template <int Count>
+__device__ __forceinline__ void end_products(float (&products)[Count]) {
+  cute::warpgroup_wait<0>();
+  fence_registers(products);
+}
+
+/// Scales of rows from the thread's first one on, and of the outputs: block k of a chunk.
+template <class Tile>
+struct block_scales {
+  float const (*rows)[Tile::chunk];
+  float const* outs;
+  int k;
+};
+
+/// Not earlier: there are no registers for it.
+__device__ __forceinline__ float read_now(float const& shared) {
+  float number;
+  asm volatile("ld.shared.f32 %0, [%1];"
+               : "=f"(number)
+               : "r"(cute::cast_smem_ptr_to_uint(&shared)));
+  return number;
+}
+
+/// Adds products whose right operand are rows.
+template <class Tile, int Count>
+__device__ __forceinline__ void add_scaled_rest(float const (&products)[Count],
+                                                block_scales<Tile> const& scales,
+                                                float (&sums)[Count]) {
+  float const of_outs = read_now(scales.outs[scales.k]);
+#pragma unroll
+  for (int j = 0; j < Count / 2; ++j) {
+    float const factor = read_now(scales.rows[j / 2 * 8 + j % 2][scales.k]) * of_outs;
+#pragma unroll
+    for (int i = j / 2 * 4 + j % 2; i < j / 2 * 4 + 4; i += 2) {
+      sums[i] = __fmaf_rn(products[i], factor, sums[i]);
+    }
+  }
+}
+
+/// By all groups, between their sums and y: `finish` sees the scales and the bias of the tile's
+/// outputs, where it has any.
+template <class Tile, class Finish>
+__device__ __forceinline__ void with_output_terms(wide_thread<Tile> const& thread,
+                                                  gemm_tile const& tile, Finish finish) {
+  if (!has_output_terms(thread.p, tile)) return;
+  constexpr auto meet = [] {
+    cutlass::arch::NamedBarrier::arrive_and_wait(Tile::groups * 128, 2U);
+  };
+  meet();  // until here some still use those of the last tile
+  if (thread.group == 0) load_output_terms(thread.p, tile, 0, thread.memory.terms);
+  meet();
+  finish(thread.memory.terms);
+  meet();  // now their memory is for y
+}
+
+/// Sums of 64 outputs, left, from `out` of the tile on.
+template <class Tile>
+__device__ __forceinline__ void finish_rest(output_terms<Tile::outs> const& terms, int out,
+                                            float (&sums)[Tile::rest / 2]) {
+  out += this_thread::warp() * 16 + this_thread::lane() / 4;
+#pragma unroll
+  for (int i = 0; i < Tile::rest / 2; ++i) sums[i] = terms.of(out + i % 4 / 2 * 8, sums[i]);
+}
+
+__device__ inline std::uint16_t* y_at(grouped_gemm_wgmma_parameters const& p, gemm_tile const& tile,
+                                      int row, int out) {
+  return static_cast<std::uint16_t*>(p.y.data) + (tile.row + index_t{row}) * p.y.stride[0] +
+         tile.part * p.n_part + out;
+}
+
+/// Of sums whose right operand are rows, from `row` of the tile on, and whose left operand are 64
+/// outputs from `out` of it on.
+template <class Tile>
+__device__ __forceinline__ void store_rest(wide_thread<Tile> const& thread, gemm_tile const& tile,
+                                           bool bf16, int row, int out,
+                                           float const (&sums)[Tile::rest / 2]) {
+  int const lane = this_thread::lane(), warp = this_thread::warp();
+  std::uint8_t* const buffer = thread.memory.out[thread.group * 4 + warp];
+  // Four 8 x 8 matrices, transposed: rows 0 by outputs 0 and 8 of the warp's 16, rows 8 by the
+  // same.
+  std::uint8_t* const to = buffer + Tile::place_out(lane % 8, lane / 8);
+  std::uint8_t const* const from = buffer + Tile::place_out(lane / 2 % 8, lane / 16 * 2 + lane % 2);
+  out += tile.out + warp * 16 + lane % 2 * 8;
+  row += lane / 2;
+#pragma unroll
+  for (int first = 0; first < Tile::rest; first += 16) {
+    float const* const s = sums + first / 2;
+    cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
+                                  packed(s[4], s[5], bf16), packed(s[6], s[7], bf16),
+                                  *reinterpret_cast<cute::uint128_t*>(to));
+    __syncwarp();
+    if (row + first < tile.rows && out < thread.p.n_part) {
+      write_eight(thread.p, from, y_at(thread.p, tile, row + first, out), out);
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace moe64::cuda

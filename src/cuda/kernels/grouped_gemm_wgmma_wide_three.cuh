@@ -1,0 +1,114 @@
+#pragma once
+
+#include "cuda/kernels/grouped_gemm_wgmma_wide_sums.cuh"
+
+/// Who has what of a tile when three groups multiply it: a block of rows each; of two blocks the
+/// third group has none; one block is shared by the first two, 64 outputs each. Up to 32 rows that
+/// are left over, of tiles of fewer than three blocks, are the third group's.
+namespace moe64::cuda {
+
+/// The sums of a group that has the rest of the rows, on the right, by all outputs.
+template <class Tile>
+class rest_sums {
+ public:
+  /// The rest begins with `row` of the tile.
+  __device__ rest_sums(wide_thread<Tile>& thread, int row) : thread_(thread), row_(row) {
+#pragma unroll
+    for (auto& half : sums_) {
+#pragma unroll
+      for (float& sum : half) sum = 0.0F;
+    }
+  }
+
+  __device__ __forceinline__ void add(int k_blocks) {
+    wide_memory<Tile>& memory = thread_.memory;
+#pragma unroll 1
+    for (int k = 0; k < k_blocks; k += Tile::chunk) {
+      memory.scales.await_filled(thread_.scales);
+      auto const* const of_rows =
+          memory.row_scale[thread_.scales.slot] + row_ + this_thread::lane() % 4 * 2;
+#pragma unroll 1
+      for (int i = 0; i < Tile::chunk && k + i < k_blocks; ++i) {
+        add_block({of_rows, memory.out_scale[thread_.scales.slot], i});
+      }
+      thread_.release_scales();
+    }
+  }
+  __device__ void finish(gemm_tile const& tile) {
+    with_output_terms(thread_, tile, [this](output_terms<Tile::outs> const& terms) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) finish_rest<Tile>(terms, half * 64, sums_[half]);
+    });
+  }
+  __device__ void store(gemm_tile const& tile) {
+    bool const bf16 = thread_.p.y.type == dtype::bf16;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      store_rest(thread_, tile, bf16, row_, half * 64, sums_[half]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void add_block(block_scales<Tile> const& scales) {
+    int const slot = thread_.stage.slot;
+    thread_.memory.stages.await_filled(thread_.stage);
+    auto const stage = cute::cast_smem_ptr_to_uint(thread_.memory.stage[slot]);
+    auto const rest =
+        static_cast<std::uint32_t>(Tile::weight_bytes + row_ * 128);  // narrow-ok: of a stage
+    float products[2][Tile::rest / 2];
+#pragma unroll
+    for (unsigned half = 0; half < 2; ++half) {
+      begin_products<typename Tile::numbers, Tile::rest>(
+          operand_place(stage + half * 64 * 128), operand_place(stage + rest), products[half]);
+    }
+#pragma unroll
+    for (auto& half : products) end_products(half);
+    thread_.release(slot);
+    thread_.stage.next();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) add_scaled_rest(products[half], scales, sums_[half]);
+  }
+
+  wide_thread<Tile>& thread_;
+  int row_;
+  float sums_[2][Tile::rest / 2];  ///< by 64 outputs
+};
+
+/// By a group that has nothing of a tile: what it does not use is free at once.
+template <class Tile>
+__device__ __forceinline__ void pass_tile(wide_thread<Tile>& thread, gemm_tile const& tile,
+                                          int k_blocks) {
+#pragma unroll 1
+  for (int k = 0; k < k_blocks; ++k) {
+    if (k % Tile::chunk == 0) {
+      thread.memory.scales.await_filled(thread.scales);
+      thread.release_scales();
+    }
+    thread.memory.stages.await_filled(thread.stage);
+    thread.release(thread.stage.slot);
+    thread.stage.next();
+  }
+  with_output_terms(thread, tile, [](output_terms<Tile::outs> const&) {});
+}
+
+template <class Tile>
+__device__ __forceinline__ void multiply_three(wide_thread<Tile>& thread, gemm_tile const& tile,
+                                               int k_blocks) {
+  // All lanes have the same, which the compiler must know.
+  row_split const rows(__shfl_sync(~0U, tile.rows, 0));
+  bool const last = thread.group == 2;
+  if (rows.blocks == 3 || (rows.blocks == 2 && !last)) {
+    multiply_sums<wide_sums<Tile, 1, false, false>>(thread, tile, k_blocks);
+  } else if (rows.blocks == 1 && !last) {
+    multiply_sums<wide_sums<Tile, 0, true, false>>(thread, tile, k_blocks);
+  } else if (rows.rest && last) {
+    rest_sums<Tile> sums(thread, rows.blocks * Tile::block);
+    sums.add(k_blocks);
+    sums.finish(tile);
+    sums.store(tile);
+  } else {
+    pass_tile(thread, tile, k_blocks);
+  }
+}
+
+}  // namespace moe64::cuda
