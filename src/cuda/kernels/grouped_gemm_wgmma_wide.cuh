@@ -71,10 +71,8 @@ struct wide_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(16) float row_scale[Tile::chunks][Tile::scaled_rows][Tile::chunk];
   float out_scale[Tile::chunks][Tile::chunk];  ///< of the outputs of the tile
-  union {                                      // by turns
-    alignas(16) std::uint8_t out[4 * Tile::groups][Tile::out_rows * Tile::out_cols * 2];
-    output_terms<Tile::outs> terms;
-  };
+  alignas(16) std::uint8_t out[4 * Tile::groups][Tile::out_rows * Tile::out_cols * 2];
+  output_terms<Tile::outs> terms;
   gemm_tile tile[tile_slots];
   ring_barriers<Tile::stages> stages;
   ring_barriers<tile_slots> tiles;

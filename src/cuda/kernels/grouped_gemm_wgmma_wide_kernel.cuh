@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
     for (;; reader.done()) {
       gemm_tile const& tile = reader.await();
       if (tile.expert < 0) break;
+      thread.bring_terms(tile);
       if constexpr (Tile::groups == 3) {
         multiply_three(thread, tile, k_blocks);
       } else if (row_split(tile.rows).rest) {

@@ -60,13 +60,12 @@ class wide_sums {
   }
   /// Times the scales of outputs, plus bias.
   __device__ void finish(gemm_tile const& tile) {
-    with_output_terms(thread_, tile, [this](output_terms<Tile::outs> const& terms) {
-      int const column = this_thread::lane() % 4 * 2;
+    if (!has_output_terms(p_, tile)) return;
+    int const column = this_thread::lane() % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < Whole; ++i) finish_rows<Tile::outs>(terms, column, whole_[i]);
-      if constexpr (Half) finish_rows<64>(terms, group_ * 64 + column, half_);
-      if constexpr (Rest) finish_rest<Tile>(terms, group_ * 64, rest_);
-    });
+    for (int i = 0; i < Whole; ++i) finish_rows<Tile::outs>(column, whole_[i]);
+    if constexpr (Half) finish_rows<64>(group_ * 64 + column, half_);
+    if constexpr (Rest) finish_rest<Tile>(memory_.terms, group_ * 64, rest_);
   }
 
  private:
@@ -191,10 +190,11 @@ class wide_sums {
   }
 
   template <int Outs>
-  static __device__ __forceinline__ void finish_rows(output_terms<Tile::outs> const& terms,
-                                                     int first, float (&sums)[Outs / 2]) {
+  __device__ __forceinline__ void finish_rows(int first, float (&sums)[Outs / 2]) const {
 #pragma unroll
-    for (int i = 0; i < Outs / 2; ++i) sums[i] = terms.of(first + i / 4 * 8 + i % 2, sums[i]);
+    for (int i = 0; i < Outs / 2; ++i) {
+      sums[i] = memory_.terms.of(first + i / 4 * 8 + i % 2, sums[i]);
+    }
   }
 
   /// 64 rows from `row` of the tile on, outputs from `out` of it on: by each warp out_rows of its

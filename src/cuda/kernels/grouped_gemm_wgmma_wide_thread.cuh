@@ -29,6 +29,17 @@ struct wide_thread {
   __device__ wide_thread(grouped_gemm_wgmma_parameters const& p_, wide_memory<Tile>& memory_)
       : p(p_), memory(memory_), group(__shfl_sync(~0U, this_thread::number() / 128 - 1, 0)) {}
 
+  /// By all groups, before they multiply: scales and bias of the tile's outputs, where it has any.
+  /// They meet in one place whatever each of them does with the tile.
+  __device__ __forceinline__ void bring_terms(gemm_tile const& tile) const {
+    if (!has_output_terms(p, tile)) return;
+    constexpr auto meet = [] {
+      cutlass::arch::NamedBarrier::arrive_and_wait(Tile::groups * 128, 2U);
+    };
+    meet();  // until here some still use those of the last tile
+    if (group == 0) load_output_terms(p, tile, 0, memory.terms);
+    meet();
+  }
   /// By the whole warp: it will not look at the stage again.
   __device__ __forceinline__ void release(int slot) const {
     __syncwarp();
@@ -92,22 +103,6 @@ __device__ __forceinline__ void add_scaled_rest(float const (&products)[Count],
       sums[i] = __fmaf_rn(products[i], factor, sums[i]);
     }
   }
-}
-
-/// By all groups, between their sums and y: `finish` sees the scales and the bias of the tile's
-/// outputs, where it has any.
-template <class Tile, class Finish>
-__device__ __forceinline__ void with_output_terms(wide_thread<Tile> const& thread,
-                                                  gemm_tile const& tile, Finish finish) {
-  if (!has_output_terms(thread.p, tile)) return;
-  constexpr auto meet = [] {
-    cutlass::arch::NamedBarrier::arrive_and_wait(Tile::groups * 128, 2U);
-  };
-  meet();  // until here some still use those of the last tile
-  if (thread.group == 0) load_output_terms(thread.p, tile, 0, thread.memory.terms);
-  meet();
-  finish(thread.memory.terms);
-  meet();  // now their memory is for y
 }
 
 /// Sums of 64 outputs, left, from `out` of the tile on.

@@ -35,10 +35,11 @@ class rest_sums {
     }
   }
   __device__ void finish(gemm_tile const& tile) {
-    with_output_terms(thread_, tile, [this](output_terms<Tile::outs> const& terms) {
+    if (!has_output_terms(thread_.p, tile)) return;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) finish_rest<Tile>(terms, half * 64, sums_[half]);
-    });
+    for (int half = 0; half < 2; ++half) {
+      finish_rest<Tile>(thread_.memory.terms, half * 64, sums_[half]);
+    }
   }
   __device__ void store(gemm_tile const& tile) {
     bool const bf16 = thread_.p.y.type == dtype::bf16;
@@ -76,8 +77,7 @@ class rest_sums {
 
 /// By a group that has nothing of a tile: what it does not use is free at once.
 template <class Tile>
-__device__ __forceinline__ void pass_tile(wide_thread<Tile>& thread, gemm_tile const& tile,
-                                          int k_blocks) {
+__device__ __forceinline__ void pass_tile(wide_thread<Tile>& thread, int k_blocks) {
 #pragma unroll 1
   for (int k = 0; k < k_blocks; ++k) {
     if (k % Tile::chunk == 0) {
@@ -88,7 +88,6 @@ __device__ __forceinline__ void pass_tile(wide_thread<Tile>& thread, gemm_tile c
     thread.release(thread.stage.slot);
     thread.stage.next();
   }
-  with_output_terms(thread, tile, [](output_terms<Tile::outs> const&) {});
 }
 
 template <class Tile>
@@ -107,7 +106,7 @@ __device__ __forceinline__ void multiply_three(wide_thread<Tile>& thread, gemm_t
     sums.finish(tile);
     sums.store(tile);
   } else {
-    pass_tile(thread, tile, k_blocks);
+    pass_tile(thread, k_blocks);
   }
 }
 
