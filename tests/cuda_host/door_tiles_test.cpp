@@ -1,0 +1,63 @@
+// Which tiles of Hopper's kernels a product of codes gets, by the launches of the mock: a function
+// of rows per expert and of the shape of the weights alone.
+#include "backend.hpp"
+#include "cases/problem_case.hpp"
+#include "cuda_host/machine.hpp"
+
+#include <string>
+#include <vector>
+
+namespace moe64::test {
+namespace {
+
+class door_tiles : public on_mock {
+ protected:
+  void SetUp() override {
+    on_mock::SetUp();
+    if (backend_of(device::cuda(5)).layer.empty()) GTEST_SKIP() << "no kernels of sm_90a";
+  }
+  /// Groups of warps that multiply; beside them there is one that feeds.
+  unsigned groups_of(std::string const& words) {
+    // Every token is on both experts: as many rows for each as there are tokens.
+    cases::problem_case const c(
+        parse_problem("op=grouped_gemm experts=2 top_k=2 device=cuda:5 " + words));
+    cases::queue const queue(device::cuda(5), nullptr);
+    machine.reset();
+    c.execute(queue.get());
+    std::vector<mock_cuda::launched> const launches = machine.launches();
+    machine.reset();
+    return launches.size() == 1 ? launches[0].config.threads / 128 - 1 : 0;
+  }
+  void expect_groups(unsigned groups, std::string const& shape,
+                     std::vector<index_t> const& row_counts) {
+    for (index_t const rows : row_counts) {
+      EXPECT_EQ(groups_of(shape + " tokens=" + std::to_string(rows)), groups)
+          << rows << " rows, " << shape;
+    }
+  }
+};
+
+TEST_F(door_tiles, of_small_experts) {
+  for (std::string const shape :
+       {"mode=w8a8 hidden=1024 inter=64", "mode=w8a8 hidden=1024 inter=2048 act=silu",
+        "mode=w8a8 hidden=2048 inter=64 scale=row"}) {
+    expect_groups(2, shape, {1, 16, 17, 48, 161, 256, 272});
+    expect_groups(3, shape, {49, 64, 160, 273, 368, 369, 512, 2048});
+  }
+}
+
+TEST_F(door_tiles, of_large_experts) {
+  for (std::string const shape :
+       {"mode=w8a8 hidden=2176 inter=64", "mode=w8a8 hidden=1024 inter=2064"}) {
+    expect_groups(2, shape, {48, 161, 256, 272, 369, 512, 1024});
+    expect_groups(3, shape, {49, 160, 273, 368});
+  }
+}
+
+TEST_F(door_tiles, of_a_short_k_and_of_numbers) {
+  expect_groups(2, "mode=w8a8 hidden=1008 inter=64", {64, 160, 300, 512});
+  expect_groups(2, "weight=bf16 hidden=1024 inter=64", {64, 160, 300, 512});
+}
+
+}  // namespace
+}  // namespace moe64::test
