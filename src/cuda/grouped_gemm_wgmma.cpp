@@ -54,7 +54,7 @@ int at_once(wgmma_scales const& x, index_t count) {
 /// expert's rows fill them better than tiles of 256, and else along a short k through small
 /// experts. Below eight blocks along k their beginnings and ends cost more than that.
 wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
-  wgmma_size const size = size_of(args.x.rows(), args.weights.experts());
+  wgmma_size const size = size_of(each);
   index_t const k = args.weights.cols(), n = args.weights.parts() * args.weights.part_rows();
   if (size != wgmma_size::many || args.x.type() != dtype::e4m3 || k < 8 * block) return size;
   bool const small_experts = k <= 16 * block && n <= 32 * block;
@@ -121,17 +121,15 @@ support takes(grouped_gemm_args const& args) {
 
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
-  index_t const each = ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
-  wgmma_size const size = size_for(args, each);
-  wgmma_shape const shape = grouped_gemm_wgmma_shape(size, args.x.type());
+  index_t const each = rows_each(args);
+  auto const [run, shape] = grouped_gemm_wgmma_choice(size_for(args, each), args.x.type());
   grouped_gemm_wgmma_parameters p = parameters(args, where);
   p.once = each <= shape.most_rows;
   index_t const tiles =
       checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, shape.outs));
   index_t const clusters = std::min(tiles, on.multiprocessors() / shape.cluster);
-  on.launch(grouped_gemm_wgmma_kernel(size, args.x.type()),
-            {clusters * shape.cluster, shape.threads, shape.shared_bytes}, p);
+  on.launch(run, {clusters * shape.cluster, shape.threads, shape.shared_bytes}, p);
 }
 
 }  // namespace moe64::cuda::wgmma

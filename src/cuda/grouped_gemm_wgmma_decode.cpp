@@ -172,11 +172,12 @@ support takes(grouped_gemm_args const& args) {
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const experts = args.weights.experts();
-  wgmma_size const size = wgmma::size_of(args.x.rows(), experts);
+  index_t const each = wgmma::rows_each(args);
+  wgmma_size const size = wgmma::size_of(each);
   decode_shape const shape = grouped_gemm_decode_shape(size, weights_of(args));
   wgmma_shape const& tile = shape.tile;
   grouped_gemm_decode_parameters p = parameters(args, shape, where);
-  p.once = ceil_div(args.x.rows(), std::max<index_t>(experts, 1)) <= tile.most_rows;
+  p.once = each <= tile.most_rows;
   index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), tile.rows), experts),
                                     p.n_parts * ceil_div(p.n_part, tile.outs * tile.cluster));
   index_t const clusters = std::min(tiles, on.multiprocessors() * shape.blocks_each / tile.cluster);

@@ -79,8 +79,11 @@ support takes_call(grouped_gemm_args const& args) {
   return has_hopper(args.y.device);
 }
 
-wgmma_size size_of(index_t rows, index_t experts) {
-  index_t const each = ceil_div(rows, std::max<index_t>(experts, 1));
+index_t rows_each(grouped_gemm_args const& args) {
+  return ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
+}
+
+wgmma_size size_of(index_t each) {
   return each <= 16 ? wgmma_size::few : each <= 48 ? wgmma_size::some : wgmma_size::many;
 }
 

@@ -10,8 +10,10 @@ namespace moe64::cuda::wgmma {
 /// All but types, scales, transposition and a low-rank term: something to multiply, rows that the
 /// copy engine can address, a result in 16 bits, and a Hopper.
 [[nodiscard]] support takes_call(grouped_gemm_args const& args);
-/// From the rows that an expert has on average; whatever it says, the bits are the same.
-[[nodiscard]] wgmma_size size_of(index_t rows, index_t experts);
+/// Rows of x for each expert on average, rounded up.
+[[nodiscard]] index_t rows_each(grouped_gemm_args const& args);
+/// For so many rows each: few, some or many; whatever it says, the bits are the same.
+[[nodiscard]] wgmma_size size_of(index_t each);
 /// Whether `per` numbers that share a scale are whole blocks of 128 of an extent.
 [[nodiscard]] bool whole_blocks(index_t per, index_t extent);
 [[nodiscard]] bool one_per_row(quantized_view const& q);

@@ -49,9 +49,11 @@ struct wgmma_shape {
 /// By the rows that a tile has at most. `more` is for codes alone.
 enum class wgmma_size { few, some, more, many };
 
+struct wgmma_choice {
+  kernel<grouped_gemm_wgmma_parameters> run;
+  wgmma_shape shape;
+};
 /// `numbers`: type of x and weights, e4m3 bf16 f16.
-[[nodiscard]] wgmma_shape grouped_gemm_wgmma_shape(wgmma_size size, dtype numbers);
-[[nodiscard]] kernel<grouped_gemm_wgmma_parameters> grouped_gemm_wgmma_kernel(wgmma_size size,
-                                                                              dtype numbers);
+[[nodiscard]] wgmma_choice grouped_gemm_wgmma_choice(wgmma_size size, dtype numbers);
 
 }  // namespace moe64::cuda

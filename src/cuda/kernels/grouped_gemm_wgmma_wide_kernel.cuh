@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   // Shared memory begins at a multiple of 1024, as nothing is static: what aligning takes is not
   // there.
   extern __shared__ std::uint8_t shared[];
+  static_assert(sizeof(wide_memory<Tile>) <= 227 * 1024);  // what a block of Hopper may have
   auto& memory = *reinterpret_cast<wide_memory<Tile>*>(shared);
   if (threadIdx.x == 0) {
     if (cute::cast_smem_ptr_to_uint(shared) % 1024 != 0) __trap();

@@ -5,7 +5,7 @@
 namespace moe64::cuda {
 
 /// The sums of one thread of a group of four warps: of `Whole` blocks of 64 rows by all outputs of
-/// the tile; of a block that both groups share (`Half`) by 64 outputs of each; and of the rest of
+/// the tile; of a block that two groups share (`Half`) by 64 outputs of each; and of the rest of
 /// the rows (`Rest`), which are the right operand, by 64 outputs of each.
 ///
 /// Of 64 x n sums the tensor cores give a thread, on the left, 16 * warp + lane / 4 and that + 8,
@@ -74,11 +74,6 @@ class wide_sums {
   using scales = block_scales<Tile>;
   static constexpr int blocks = 2 * Whole + (Half ? 1 : 0);
 
-  template <int Count>
-  static __device__ __forceinline__ void zero(float (&sums)[Count]) {
-#pragma unroll
-    for (float& sum : sums) sum = 0.0F;
-  }
   __device__ __forceinline__ void fence_all() {
 #pragma unroll
     for (auto& block : whole_) fence_registers(block);
@@ -94,7 +89,7 @@ class wide_sums {
         cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes + row * 128));
   }
   /// Blocks along k whose scales came together, of `left` that there are. While one group scales
-  /// and adds, the tensor cores multiply for the other. Little is done between a stage's coming and
+  /// and adds, the tensor cores multiply for another. Little is done between a stage's coming and
   /// its products: places are found once for the chunk.
   __device__ __forceinline__ void add_chunk(int left) {
     memory_.scales.await_filled(thread_.scales);

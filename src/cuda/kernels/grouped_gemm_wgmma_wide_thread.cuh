@@ -56,6 +56,12 @@ struct wide_thread {
   }
 };
 
+template <int Count>
+__device__ __forceinline__ void zero(float (&sums)[Count]) {
+#pragma unroll
+  for (float& sum : sums) sum = 0.0F;
+}
+
 /// Begins the products of a stage: 64 rows on the left, `Right` on the right.
 template <class Numbers, int Right>
 __device__ __forceinline__ void begin_products(operand_place const& left,

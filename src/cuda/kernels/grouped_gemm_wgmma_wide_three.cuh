@@ -14,10 +14,7 @@ class rest_sums {
   /// The rest begins with `row` of the tile.
   __device__ rest_sums(wide_thread<Tile>& thread, int row) : thread_(thread), row_(row) {
 #pragma unroll
-    for (auto& half : sums_) {
-#pragma unroll
-      for (float& sum : half) sum = 0.0F;
-    }
+    for (auto& half : sums_) zero(half);
   }
 
   __device__ __forceinline__ void add(int k_blocks) {
