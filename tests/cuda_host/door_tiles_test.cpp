@@ -16,8 +16,8 @@ class door_tiles : public on_mock {
     on_mock::SetUp();
     if (backend_of(device::cuda(5)).layer.empty()) GTEST_SKIP() << "no kernels of sm_90a";
   }
-  /// Groups of warps that multiply; beside them there is one that feeds.
-  unsigned groups_of(std::string const& words) {
+  /// How the one kernel of a product is launched.
+  cuda::launch_config launch_of(std::string const& words) {
     // Every token is on both experts: as many rows for each as there are tokens.
     cases::problem_case const c(
         parse_problem("op=grouped_gemm experts=2 top_k=2 device=cuda:5 " + words));
@@ -26,8 +26,11 @@ class door_tiles : public on_mock {
     c.execute(queue.get());
     std::vector<mock_cuda::launched> const launches = machine.launches();
     machine.reset();
-    return launches.size() == 1 ? launches[0].config.threads / 128 - 1 : 0;
+    EXPECT_EQ(launches.size(), 1U) << words;
+    return launches.empty() ? cuda::launch_config{} : launches[0].config;
   }
+  /// Groups of warps that multiply; beside them there is one that feeds.
+  unsigned groups_of(std::string const& words) { return launch_of(words).threads / 128 - 1; }
   void expect_groups(unsigned groups, std::string const& shape,
                      std::vector<index_t> const& row_counts) {
     for (index_t const rows : row_counts) {
@@ -51,6 +54,20 @@ TEST_F(door_tiles, of_large_experts) {
        {"mode=w8a8 hidden=2176 inter=64", "mode=w8a8 hidden=1024 inter=2064"}) {
     expect_groups(2, shape, {48, 161, 256, 272, 369, 512, 1024});
     expect_groups(3, shape, {49, 160, 273, 368});
+  }
+}
+
+TEST_F(door_tiles, of_few_rows_are_smaller) {
+  for (std::string const shape :
+       {"mode=w8a8 hidden=256 inter=64", "weight=bf16 hidden=256 inter=64"}) {
+    auto const run = [&](index_t rows) {
+      return launch_of(shape + " tokens=" + std::to_string(rows)).function;
+    };
+    EXPECT_EQ(run(1), run(16)) << shape;
+    EXPECT_NE(run(16), run(17)) << shape;
+    EXPECT_EQ(run(17), run(48)) << shape;
+    EXPECT_NE(run(48), run(49)) << shape;
+    EXPECT_EQ(run(49), run(600)) << shape;
   }
 }
 

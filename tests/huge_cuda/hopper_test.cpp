@@ -27,6 +27,9 @@ static_assert(small.rows * small.hidden > index_t{1} << 32);
 static_assert(small.rows * 2 * small.inter > index_t{1} << 32);
 /// After so many rows x repeats.
 constexpr index_t period = 4099;
+/// Rows of y that are looked at together.
+constexpr index_t piece = 20'000;
+static_assert(large.rows % piece == 0 && small.rows % piece == 0);
 
 void multiply(grouped_gemm_args const& args, stream where) { grouped_gemm(args, where); }
 
@@ -114,7 +117,6 @@ void expect_rows_as_near_the_first(product kind, batch const& of) {
   cuda_fill(far.y.data, 0xff, y.memory().bytes, where);
   grouped_gemm(far, where);
 
-  constexpr index_t piece = 20'000;
   std::vector<std::uint8_t> staged(static_cast<std::size_t>(piece * row_bytes));
   std::atomic<index_t> wrong = 0, first_wrong = rows;
   for (index_t begin = 0; begin < rows; begin += piece) {
