@@ -101,9 +101,14 @@ def activate(rows, inter):
     return "torch.compile", seconds_of(silu_glu)
 
 
+def counts_of(rows, experts):
+    """How many rows each expert has, uniform routing."""
+    return torch.randint(0, experts, (rows,), device="cuda").bincount(minlength=experts)
+
+
 def ends_of(rows, experts):
-    """Where the rows of each expert end, uniform routing."""
-    return torch.randint(0, experts, (rows,), device="cuda").bincount(minlength=experts).cumsum(0).to(torch.int32)
+    """Where the rows of each expert end."""
+    return counts_of(rows, experts).cumsum(0).to(torch.int32)
 
 
 def codes(*shape):
@@ -128,6 +133,23 @@ def scaled_grouped_mm(tokens, experts, top_k, outs, depth):
     return "torch._scaled_grouped_mm, row scales", seconds_of(
         lambda: torch._scaled_grouped_mm(x, weights.transpose(1, 2), x_scales, weight_scales, offs=ends,
                                          out_dtype=torch.bfloat16, use_fast_accum=True))
+
+
+def deep_gemm(tokens, experts, top_k, outs, depth):
+    """Where the package deep_gemm is installed: the same product, scales of 1 x 128 by 128 x 128. Rows of an expert begin at
+    multiples of what it asks for, and scales of x lie as it reads them: making them so is not in its time."""
+    import deep_gemm as library
+
+    alignment = library.get_theoretical_mk_alignment_for_contiguous_layout()
+    library.set_mk_alignment_for_contiguous_layout(alignment)
+    counts = counts_of(tokens * top_k, experts)
+    padded = (counts + alignment - 1) // alignment * alignment
+    rows, ends = int(padded.sum()), (padded.cumsum(0) - padded + counts).to(torch.int32)
+    x = codes(rows, depth), library.get_mn_major_tma_aligned_tensor(torch.rand(rows, depth // 128, device="cuda"))
+    weights = codes(experts, outs, depth), torch.rand(experts, outs // 128, depth // 128, device="cuda")
+    y = torch.empty(rows, outs, device="cuda", dtype=torch.bfloat16)
+    return "DeepGEMM", seconds_of(
+        lambda: library.m_grouped_fp8_gemm_nt_contiguous(x, weights, y, ends, use_psum_layout=True))
 
 
 def dequantised_grouped_mm(tokens, experts, top_k, outs, depth):

@@ -142,7 +142,8 @@ def hopper_points():
                 yield Point("prefill w8a8", f"{name} {projection} T={tokens}",
                             f"{model.product(projection, tokens)} mode=w8a8", "tflops",
                             prefill_bar(model, projection, tokens),
-                            (("scaled_grouped_mm", tokens, *operands),) if tokens == 8192 else ())
+                            (("deep_gemm", tokens, *operands),) +
+                            ((("scaled_grouped_mm", tokens, *operands),) if tokens == 8192 else ()))
             for words, figure, peer in (("weight=bf16", "bf16", "grouped_mm"),
                                         ("mode=w8a16", "w8a16", "dequantised_grouped_mm")):
                 yield Point(f"prefill {figure}", f"{name} {projection} T=8192",

@@ -37,6 +37,14 @@ decode_weights weights_of(grouped_gemm_args const& args) {
   return args.transpose ? decode_weights::eight_bits_transposed : decode_weights::eight_bits;
 }
 
+/// Up to 128 rows for each expert large tiles had better have fewer rows and more stages
+/// (docs/hopper.md).
+wgmma_size size_for(decode_weights weights, index_t each) {
+  wgmma_size const size = wgmma::size_of(each);
+  bool const more = weights == decode_weights::eight_bits && each <= 128;
+  return size == wgmma_size::many && more ? wgmma_size::more : size;
+}
+
 /// Rows [capacity, parts * cols] of numbers as (k, part, row): behind the end of a part are zeros.
 void describe_rows(tensor_view const& rows, int parts, encoder const& encode,
                    tensor_map (&maps)[5]) {
@@ -173,15 +181,16 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const experts = args.weights.experts();
   index_t const each = wgmma::rows_each(args);
-  wgmma_size const size = wgmma::size_of(each);
-  decode_shape const shape = grouped_gemm_decode_shape(size, weights_of(args));
+  decode_weights const weights = weights_of(args);
+  wgmma_size const size = size_for(weights, each);
+  decode_shape const shape = grouped_gemm_decode_shape(size, weights);
   wgmma_shape const& tile = shape.tile;
   grouped_gemm_decode_parameters p = parameters(args, shape, where);
   p.once = each <= tile.most_rows;
   index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), tile.rows), experts),
                                     p.n_parts * ceil_div(p.n_part, tile.outs * tile.cluster));
   index_t const clusters = std::min(tiles, on.multiprocessors() * shape.blocks_each / tile.cluster);
-  on.launch(grouped_gemm_decode_kernel(size, args.x.type(), weights_of(args)),
+  on.launch(grouped_gemm_decode_kernel(size, args.x.type(), weights),
             {clusters * tile.cluster, tile.threads, tile.shared_bytes}, p);
 }
 

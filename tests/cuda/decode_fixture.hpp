@@ -72,8 +72,10 @@ class wgmma_decode_fixture : public testing::Test {
   /// More stages, scales and tiles than rings have places, so that whoever runs ahead must wait.
   static void expect_rings_go_round(weight_spec const& spec, gemm_call::shape const& shape,
                                     bool transpose = false) {
-    for (auto const& counts : std::vector<std::vector<index_t>>{
-             {9, 1, 30, 8, 17, 2}, {60, 33, 47, 8, 64, 20}, {300, 260, 137, 64, 272, 545}}) {
+    for (auto const& counts : std::vector<std::vector<index_t>>{{9, 1, 30, 8, 17, 2},
+                                                                {60, 33, 47, 8, 64, 20},
+                                                                {160, 33, 161, 8, 96, 240},
+                                                                {300, 260, 137, 64, 272, 545}}) {
       gemm_call const call(spec, shape, counts, dtype::bf16, content::random,
                            {transpose, false, transpose ? 16 : 0});
       std::vector<double> const expected = run(call.args, "mma");

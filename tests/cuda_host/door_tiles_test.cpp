@@ -1,5 +1,5 @@
-// Which tiles of Hopper's kernels a product of codes gets, by the launches of the mock: a function
-// of rows per expert and of the shape of the weights alone.
+// Which tiles of Hopper's kernels a product gets, by the launches of the mock: a function of rows
+// per expert and of the shape of the weights alone.
 #include "backend.hpp"
 #include "cases/problem_case.hpp"
 #include "cuda_host/machine.hpp"
@@ -68,6 +68,23 @@ TEST_F(door_tiles, of_few_rows_are_smaller) {
     EXPECT_EQ(run(17), run(48)) << shape;
     EXPECT_NE(run(48), run(49)) << shape;
     EXPECT_EQ(run(49), run(600)) << shape;
+  }
+}
+
+TEST_F(door_tiles, of_numbers_by_codes) {
+  auto const run = [&](std::string const& words, index_t rows) {
+    return launch_of(words + " hidden=256 inter=64 tokens=" + std::to_string(rows)).function;
+  };
+  for (std::string const words : {"mode=w8a16", "mode=w8a16 io=f16"}) {
+    EXPECT_NE(run(words, 48), run(words, 49)) << words;
+    EXPECT_EQ(run(words, 49), run(words, 128)) << words;
+    EXPECT_NE(run(words, 128), run(words, 129)) << words;
+    EXPECT_EQ(run(words, 129), run(words, 600)) << words;
+  }
+  // Of the others there is one large tile.
+  for (std::string const words : {"mode=w8a16 backward=1", "weight=int4"}) {
+    EXPECT_NE(run(words, 48), run(words, 49)) << words;
+    EXPECT_EQ(run(words, 49), run(words, 600)) << words;
   }
 }
 

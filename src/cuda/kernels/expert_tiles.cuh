@@ -51,7 +51,8 @@ struct tile_place {
 };
 
 /// Sums over chunks of experts in shared memory: built with one look at every expert; finding a
-/// tile bisects them and then looks at one chunk, 32 experts at a time.
+/// tile takes two looks at them and one at each 32 experts of a chunk. The first tile of a block is
+/// waited for, so both are short.
 class expert_tiles {
  public:
   static constexpr int most_chunks = 256;
@@ -62,7 +63,7 @@ class expert_tiles {
       : cut_(cut), before_(before), chunk_(ceil_div(cut.experts(), most_chunks)) {
     if (chunk_ == 0) chunk_ = 1;
     index_t const experts = cut_.experts();
-    for (int c = thread_number(); c < most_chunks; c += block_threads()) {
+    for (int c = thread_number(); c < chunks(); c += block_threads()) {
       index_t sum = 0;
       for (index_t e = c * chunk_; e < (c + 1) * chunk_ && e < experts; ++e) sum += cut_.tiles(e);
       before_[c + 1] = sum;
@@ -72,24 +73,32 @@ class expert_tiles {
     __syncthreads();
   }
 
-  [[nodiscard]] __device__ index_t count() const { return before_[most_chunks]; }
+  [[nodiscard]] __device__ index_t count() const { return before_[chunks()]; }
 
   /// Tile `number` in [0, count()); by whole warps.
   [[nodiscard]] __device__ tile_place at(index_t number) const {
-    int low = 0, high = most_chunks;  // before_[low] <= number < before_[high]
-    while (high - low > 1) {
-      int const middle = (low + high) / 2;
-      (before_[middle] <= number ? low : high) = middle;
-    }
-    number -= before_[low];
-    index_t expert = low * chunk_;
+    // The last chunk that no more than `number` tiles lie before: among the first ones of all
+    // lanes, then among those of one lane.
+    int const lane = lane_number(), each = per_lane();
+    int const run = last_lane(before_[lane * each] <= number) * each;
+    int const chunk = run + last_lane(lane < each && before_[run + lane] <= number);
+    number -= before_[chunk];
+    index_t expert = chunk * chunk_;
     if (chunk_ > 1) find_expert(expert, number);
     return place_in(expert, number);
   }
 
  private:
-  static constexpr int per_lane = most_chunks / 32;
-
+  /// Sums for each lane of a warp, those of no experts among them. Reckoned anew each time: who
+  /// finds tiles has few registers.
+  [[nodiscard]] __device__ int per_lane() const {
+    return within(ceil_div(cut_.experts(), 32), most_chunks / 32);
+  }
+  [[nodiscard]] __device__ int chunks() const { return per_lane() * 32; }
+  /// The last lane of which something is true that is true of all before it, and of the first.
+  [[nodiscard]] static __device__ int last_lane(bool holds) {
+    return __popc(__ballot_sync(~0U, holds)) - 1;
+  }
   [[nodiscard]] static __device__ index_t shuffle_up(index_t value, unsigned by) {
     return static_cast<index_t>(__shfl_up_sync(~0U, static_cast<long long>(value), by));
   }
@@ -106,12 +115,13 @@ class expert_tiles {
   }
 
   __device__ void add_up() {
-    index_t mine = 0;
-    index_t* const run = before_ + 1 + threadIdx.x * per_lane;
-    for (int i = 0; i < per_lane; ++i) mine += run[i];
-    index_t sum = scan(mine) - mine;
-    for (int i = 0; i < per_lane; ++i) run[i] = sum += run[i];
+    index_t sum = 0;
     if (threadIdx.x == 0) before_[0] = 0;
+    for (int c = 1 + lane_number(); c <= chunks(); c += 32) {
+      index_t const up_to = sum + scan(before_[c]);
+      before_[c] = up_to;
+      sum = shuffle(up_to, 31);
+    }
   }
 
   __device__ void find_expert(index_t& expert, index_t& number) const {
@@ -133,6 +143,7 @@ class expert_tiles {
   [[nodiscard]] __device__ tile_place place_in(index_t expert, index_t number) const {
     index_t const first = cut_.begin(expert), rows = cut_.rows(expert, first);
     index_t const row_tiles = cut_.row_tiles(rows), row_group = cut_.row_group;
+    if (row_tiles == 1) return {expert, first, rows, number};
     index_t const group = number / (row_group * cut_.out_tiles);
     index_t const left = row_tiles - group * row_group;
     index_t const here = left < row_group ? left : row_group;

@@ -46,7 +46,7 @@ struct wgmma_shape {
   index_t shared_bytes;
 };
 
-/// By the rows that a tile has at most. `more` is for codes alone.
+/// By the rows that a tile has at most. `more` is for e4m3 by e4m3, and for numbers by e4m3.
 enum class wgmma_size { few, some, more, many };
 
 struct wgmma_choice {

@@ -5,9 +5,10 @@ namespace {
 
 template <class Left>
 kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size, decode_weights weights) {
-  bool const many = size == wgmma_size::many;
+  bool const more = size == wgmma_size::more, many = more || size == wgmma_size::many;
   switch (weights) {
     case decode_weights::eight_bits:
+      if (more) return eight_bits_kernel_more<Left>();
       return many ? eight_bits_kernel_many<Left>() : eight_bits_kernel_small<Left>(size);
     case decode_weights::eight_bits_transposed:
       return many ? transposed_kernel_many<Left>() : transposed_kernel_small<Left>(size);
@@ -16,13 +17,15 @@ kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size, decode_weights
   }
 }
 
-template <class Few, class Some, class Many>
+template <class Few, class Some, class Many, class More = Many>
 decode_shape shape_of(wgmma_size size) {
   switch (size) {
     case wgmma_size::few:
       return decode_shape_of<Few>;
     case wgmma_size::some:
       return decode_shape_of<Some>;
+    case wgmma_size::more:
+      return decode_shape_of<More>;
     default:
       return decode_shape_of<Many>;
   }
@@ -34,7 +37,8 @@ decode_shape grouped_gemm_decode_shape(wgmma_size size, decode_weights weights) 
   using left = bf16_left;  // f16 has the same shapes
   switch (weights) {
     case decode_weights::eight_bits:
-      return shape_of<eight_bits_few<left>, eight_bits_some<left>, eight_bits_many<left>>(size);
+      return shape_of<eight_bits_few<left>, eight_bits_some<left>, eight_bits_many<left>,
+                      eight_bits_more<left>>(size);
     case decode_weights::eight_bits_transposed:
       return shape_of<transposed_few<left>, transposed_some<left>, transposed_many<left>>(size);
     default:

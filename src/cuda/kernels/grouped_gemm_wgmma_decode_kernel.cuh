@@ -37,7 +37,8 @@ __device__ void feed(grouped_gemm_decode_parameters const& p, decode_memory<Tile
   if (warp_number() == 1) {
     decode_loader<Tile> loader(p, memory);
     while (reader.next(tile)) {
-      if (lane_number() == 0) loader.load(tile, stages);
+      // Of an elected lane the compiler knows that it is alone: copies need no loop over lanes.
+      if (cute::elect_one_sync() != 0) loader.load(tile, stages);
       __syncwarp();
     }
   } else if (warp_number() < 2 + Tile::scale_warps) {
@@ -125,6 +126,10 @@ template <class Left>
 using eight_bits_few = decode_few<Left, eight_bit_codes, 4>;
 template <class Left>
 using eight_bits_some = decode_some<Left, eight_bit_codes, 3>;
+/// Fewer rows than the large tile, and more stages: here weights are waited for.
+template <class Left>
+using eight_bits_more =
+    decode_tile<Left, eight_bit_codes, 160, 2, 64, 6, true, decode_products::of_groups>;
 template <class Left>
 using eight_bits_many = decode_many<Left, eight_bit_codes>;
 template <class Left>
@@ -140,13 +145,16 @@ using four_bits_some = decode_some<Left, four_bit_codes, 3>;
 template <class Left>
 using four_bits_many = decode_many<Left, four_bit_codes>;
 
-static_assert(fits<transposed_few<bf16_left>> && fits<transposed_some<bf16_left>> &&
-              fits<transposed_many<bf16_left>> && fits<four_bits_few<bf16_left>> &&
-              fits<four_bits_some<bf16_left>> && fits<four_bits_many<bf16_left>>);
+static_assert(fits<eight_bits_more<bf16_left>> && fits<transposed_few<bf16_left>> &&
+              fits<transposed_some<bf16_left>> && fits<transposed_many<bf16_left>> &&
+              fits<four_bits_few<bf16_left>> && fits<four_bits_some<bf16_left>> &&
+              fits<four_bits_many<bf16_left>>);
 
 /// Instantiated in files for each kind of numbers and weights.
 template <class Left>
 kernel<grouped_gemm_decode_parameters> eight_bits_kernel_small(wgmma_size size);
+template <class Left>
+kernel<grouped_gemm_decode_parameters> eight_bits_kernel_more();
 template <class Left>
 kernel<grouped_gemm_decode_parameters> eight_bits_kernel_many();
 template <class Left>

@@ -59,7 +59,9 @@ __device__ void write_chunk(decode_thread<Tile> const& thread, gemm_tile const& 
   int const rows = within(tile.rows - first, Tile::rows_out);
   bool const by_engine = thread.p.y_vectors;
   write_rows(thread, tile, first, by_engine ? rows / 8 * 8 : 0, rows);
-  if (thread_number() % 128 != 0) return;
+  // Always the same lane, which later waits for what it handed over.
+  bool const elected = cute::elect_one_sync() != 0;
+  if (!elected || warp_number() % 4 != 0) return;
   if (by_engine) hand_over(thread, tile, first, rows);
   cute::tma_store_arrive();
 }

@@ -119,13 +119,16 @@ template <class Tile>
 class wide_loader {
  public:
   __device__ wide_loader(grouped_gemm_wgmma_parameters const& p, wide_memory<Tile>& memory)
-      : p_(p), memory_(memory), rank_(rank_in_cluster()) {
-    using cute::TMA::CacheHintSm90;
-    weights_hint_ = static_cast<std::uint64_t>(p.once ? CacheHintSm90::EVICT_FIRST
-                                                      : CacheHintSm90::EVICT_NORMAL);
-  }
+      : p_(p), memory_(memory) {}
   __device__ void load(gemm_tile const& tile, int k_blocks) {
+    using cute::TMA::CacheHintSm90;
+    auto const weights_hint = static_cast<std::uint64_t>(p_.once ? CacheHintSm90::EVICT_FIRST
+                                                                 : CacheHintSm90::EVICT_NORMAL);
     int const rows = row_split(tile.rows).copied();
+    // Blocks 0 and 1 of a pair copy the first and the second half of the rows.
+    int const half = (rows / 2 + 31) / 32 * 32;
+    bool const second = rank_in_cluster() != 0;
+    int const first_row = second ? half : 0, own_rows = second ? rows - half : half;
     auto const bytes =
         static_cast<std::uint32_t>(Tile::weight_bytes + rows * 128);  // narrow-ok: a stage
     int const matrix = matrix_coordinate(p_.at[tile.part], tile.expert);
@@ -135,11 +138,9 @@ class wide_loader {
       std::uint8_t* const stage = memory_.stage[at_.slot];
       cute::set_barrier_transaction_bytes(filled, bytes);
       int const first = k * Tile::numbers::stage_k;
-      cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_, stage, first,
+      cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint, stage, first,
                                    tile.out, matrix);
-      // Blocks 0 and 1 of a pair copy the first and the second half of the rows.
-      int const half = (rows / 2 + 31) / 32 * 32;
-      load_rows(tile, rank_ == 0 ? 0 : half, rank_ == 0 ? half : rows - half, first, stage, filled);
+      load_rows(tile, first_row, own_rows, first, stage, filled);
       at_.next();
     }
   }
@@ -162,8 +163,6 @@ class wide_loader {
 
   grouped_gemm_wgmma_parameters const& p_;
   wide_memory<Tile>& memory_;
-  int rank_;
-  std::uint64_t weights_hint_;
   ring_place<Tile::stages> at_;
 };
 

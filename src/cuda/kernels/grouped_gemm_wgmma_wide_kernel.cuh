@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
       wide_loader<Tile> loader(p, memory);
       gemm_tile tile;
       while (reader.next(tile)) {
-        if (lane_number() == 0) loader.load(tile, k_blocks);
+        // Of an elected lane the compiler knows that it is alone: copies need no loop over lanes.
+        if (cute::elect_one_sync() != 0) loader.load(tile, k_blocks);
         __syncwarp();
       }
     } else if constexpr (Tile::numbers::scaled) {

@@ -102,32 +102,33 @@ class wide_sums {
 #pragma unroll((Whole == 2 || Tile::groups == 3) && !Rest ? Tile::chunk : 1)
     for (int k = 0; k < Tile::chunk; ++k) {
       if (k >= left) break;
-      int const slot = thread_.stage.slot;
+      int const slot = thread_.stage.slot, row = group_ * Whole * Tile::block;
+      // Before the stage is awaited: so scales come while the last products are scaled, and the
+      // next ones do not wait for them. (Of a shared block they are read later: with these they
+      // would be too many registers.)
+      float const of_out = Whole == 0 ? 0.0F : read_now(of_outs[k]);
+      row_scale_pair of_row[Whole == 0 ? 1 : Whole];
+#pragma unroll
+      for (int i = 0; i < Whole; ++i) of_row[i] = read_pair(left_rows + row + i * Tile::block, k);
       memory_.stages.await_filled(thread_.stage);
-      row_factors factors[Whole == 0 ? 1 : Whole];
 #pragma unroll
       for (int i = 0; i < Whole; ++i) {
         float products[Tile::outs / 2];
-        int const row = group_ * Whole * Tile::block;
         begin_products<numbers, Tile::outs>(rows(slot, row + i * Tile::block), weights(slot, 0),
                                             products);
-        // While products are under way: waiting for what is read would keep them waiting.
-#pragma unroll
-        for (int j = 0; i == 0 && j < Whole; ++j) {
-          factors[j] = read_factors({left_rows + row + j * Tile::block, of_outs, k});
-        }
         end_products(products);
         if (i + 1 == Whole && !Half && !Rest) thread_.release(slot);
-        add_scaled(products, factors[i], whole_[i]);
+        add_scaled(products, of_row[i], of_out, whole_[i]);
       }
       if constexpr (Half) {
-        constexpr int row = 2 * Whole * Tile::block;
+        constexpr int shared_row = 2 * Whole * Tile::block;
         float products[32];
-        begin_products<numbers, 64>(rows(slot, row), weights(slot, group_ * 64), products);
-        row_factors const factors_of_half = read_factors({left_rows + row, of_outs, k});
+        begin_products<numbers, 64>(rows(slot, shared_row), weights(slot, group_ * 64), products);
+        row_scale_pair const of_half = read_pair(left_rows + shared_row, k);
+        float const of_half_out = read_now(of_outs[k]);
         end_products(products);
         if (!Rest) thread_.release(slot);
-        add_scaled(products, factors_of_half, half_);
+        add_scaled(products, of_half, of_half_out, half_);
       }
       if constexpr (Rest) {
         // There are no registers for products of both.
@@ -139,20 +140,20 @@ class wide_sums {
     thread_.release_scales();
   }
   /// Of the two rows that a thread has on the left.
-  struct row_factors {
+  struct row_scale_pair {
     float upper, lower;
   };
-  static __device__ __forceinline__ row_factors read_factors(scales const& of_block) {
-    float const of_outs = read_now(of_block.outs[of_block.k]);
-    return {read_now(of_block.rows[0][of_block.k]) * of_outs,
-            read_now(of_block.rows[8][of_block.k]) * of_outs};
+  static __device__ __forceinline__ row_scale_pair read_pair(row_scales const* rows, int k) {
+    return {read_now(rows[0][k]), read_now(rows[8][k])};
   }
   template <int Count>
   static __device__ __forceinline__ void add_scaled(float const (&products)[Count],
-                                                    row_factors const& by, float (&sums)[Count]) {
+                                                    row_scale_pair const& of_rows, float of_outs,
+                                                    float (&sums)[Count]) {
+    float const upper = of_rows.upper * of_outs, lower = of_rows.lower * of_outs;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? by.upper : by.lower, sums[i]);
+      sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? upper : lower, sums[i]);
     }
   }
   __device__ __forceinline__ void add_rest(int slot, scales const& of_block) {
