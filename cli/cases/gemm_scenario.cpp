@@ -51,6 +51,7 @@ class grouped_gemm_scenario final : public scenario {
             ? quantized_rows(s, "x", capacity, routed_.live(), in)
             : quantized_view::plain(plain_rows(s, "x", tensor_id::x, capacity, routed_.live(), in));
     args_.y = s.memory.tensor("y", purpose::output, p.io, {capacity, out});
+    args_.scratch = s.memory.scratch("scratch", grouped_gemm_scratch_bytes);
     weight_bytes_ += build.bytes_in_use();
   }
 

@@ -160,6 +160,7 @@ void each(grouped_gemm_args& args, Visit const& visit) {
   visit_tensor("low_rank", "u", access::read, args.low_rank.u, visit);
   visit_weights("low_rank", args.low_rank.weights, visit);
   visit_tensor("y", "", access::write, args.y, visit);
+  visit_workspace("scratch", args.scratch, visit);
 }
 
 template <class Visit>

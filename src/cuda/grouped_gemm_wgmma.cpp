@@ -62,6 +62,16 @@ wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
   return fits || (each > 368 && small_experts) ? wgmma_size::more : size;
 }
 
+/// Tickets for the tiles, where they pay (docs/hopper.md): an expert's weights are too large for
+/// the cache to keep them until its other rows come, and it has some.
+bool takes_tickets(grouped_gemm_args const& args, wgmma_size size, index_t each, index_t tiles) {
+  weight_stack const& w = args.weights;
+  index_t const bytes = w.parts() * w.part_rows() * w.cols() * (w.type() == dtype::e4m3 ? 1 : 2);
+  constexpr index_t most_tiles = index_t{1} << 31;  // tickets are 32 bits
+  return size == wgmma_size::many && each > 160 && bytes > index_t{8} << 20 && tiles < most_tiles &&
+         args.scratch.bytes >= grouped_gemm_scratch_bytes;
+}
+
 }  // namespace
 
 grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
@@ -122,13 +132,18 @@ support takes(grouped_gemm_args const& args) {
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const each = rows_each(args);
-  auto const [run, shape] = grouped_gemm_wgmma_choice(size_for(args, each), args.x.type());
+  wgmma_size const size = size_for(args, each);
+  auto const [run, shape] = grouped_gemm_wgmma_choice(size, args.x.type());
   grouped_gemm_wgmma_parameters p = parameters(args, where);
   p.once = each <= shape.most_rows;
   index_t const tiles =
       checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, shape.outs));
   index_t const clusters = std::min(tiles, on.multiprocessors() / shape.cluster);
+  if (takes_tickets(args, size, each, tiles) && clusters <= wgmma_pairs) {
+    p.tickets = static_cast<std::uint32_t*>(args.scratch.data);
+    on.fill(p.tickets, 0, wgmma_tickets * sizeof(std::uint32_t));
+  }
   on.launch(run, {clusters * shape.cluster, shape.threads, shape.shared_bytes}, p);
 }
 

@@ -131,13 +131,15 @@ void forward(layer_desc const& layer, forward_args const& args, stream where) {
     return;
   }
 
+  // Of plan, and then of the products, one after the other.
+  workspace const scratch = {b.plan_scratch.data, b.plan_scratch.span_bytes(), where.device};
   plan({.expert_ids = call.expert_ids,
         .weights = call.weights,
         .experts_total = layer.experts_total == 0 ? layer.experts() : layer.experts_total,
         .first_expert = layer.first_expert,
         .capacity = args.capacity,
         .plan = rows,
-        .scratch = {b.plan_scratch.data, b.plan_scratch.span_bytes(), where.device}},
+        .scratch = scratch},
        where);
   quantized_view const x_rows = gather_input(layer, call, rows, b, where);
   project(layer.gate_up,
@@ -146,7 +148,8 @@ void forward(layer_desc const& layer, forward_args const& args, stream where) {
            .low_rank = b.low_rank,
            .expert_begin = rows.expert_begin,
            .y = saved.gate_up,
-           .implementation = layer.implementation},
+           .implementation = layer.implementation,
+           .scratch = scratch},
           where);
   quantized_view const inner = activate_input(layer, saved, b, where);
   project(layer.down,
@@ -155,7 +158,8 @@ void forward(layer_desc const& layer, forward_args const& args, stream where) {
            .low_rank = b.low_rank,
            .expert_begin = rows.expert_begin,
            .y = b.rows,
-           .implementation = layer.implementation},
+           .implementation = layer.implementation,
+           .scratch = scratch},
           where);
   combine({.rows = quantized_view::plain(b.rows),
            .plan = rows,

@@ -49,7 +49,8 @@ grouped_gemm_args product_of(projection const& p, project_args const& args) {
           .low_rank = low_rank,
           .y = args.y,
           .implementation = args.implementation,
-          .settled = true};
+          .settled = true,
+          .scratch = args.scratch};
 }
 
 void project(projection const& p, project_args const& args, stream where) {

@@ -16,6 +16,7 @@ struct project_args {
   tensor_view expert_begin;  ///< [experts + 1] int64
   tensor_view y;             ///< out: [capacity, out] io
   std::string_view implementation;
+  workspace scratch = {};  ///< of the product
 };
 void project(projection const& p, project_args const& args, stream where);
 /// The product by the weights themselves in it; the low-rank term, if any, is in `low_rank`.

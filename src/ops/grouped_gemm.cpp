@@ -1,3 +1,4 @@
+#include "core/arena.hpp"
 #include "core/fail.hpp"
 #include "ops/check.hpp"
 #include "ops/dispatch.hpp"
@@ -51,14 +52,34 @@ void check_low_rank(checker const& check, grouped_gemm_args const& args, index_t
   }
 }
 
-void check_output_and_stack(checker const& check, tensor_view const& y, std::string_view label,
-                            weight_stack const& stack) {
+void check_apart(checker const& check, char const* written, tensor_view const& memory,
+                 std::string_view label, weight_stack const& stack) {
   for (int part = 0; part < stack.parts(); ++part) {
     quantized_view const& matrix = stack.part(part);
-    check.no_overlap("y", y, label, matrix.values(), matrix.places().values);
-    check.no_overlap("y", y, label, matrix.scales(), matrix.places().scales);
-    check.no_overlap("y", y, label, matrix.global().values);
+    check.no_overlap(written, memory, label, matrix.values(), matrix.places().values);
+    check.no_overlap(written, memory, label, matrix.scales(), matrix.places().scales);
+    check.no_overlap(written, memory, label, matrix.global().values);
   }
+}
+
+/// What is written from all that is read.
+void check_apart(checker const& check, char const* written, tensor_view const& memory,
+                 grouped_gemm_args const& args) {
+  check.no_overlap(written, memory, "x", args.x.values());
+  check.no_overlap(written, memory, "x scales", args.x.scales());
+  check.no_overlap(written, memory, "low_rank.u", args.low_rank.u);
+  check.no_overlap(written, memory, "expert_begin", args.expert_begin);
+  check_apart(check, written, memory, "weights", args.weights);
+  check_apart(check, written, memory, "low_rank.weights", args.low_rank.weights);
+  for (tensor_view const& bias : args.bias) check.no_overlap(written, memory, "bias", bias);
+}
+
+void check_scratch(checker const& check, grouped_gemm_args const& args, moe64::device where) {
+  if (args.scratch.bytes == 0) return;
+  check_workspace("grouped_gemm", "scratch", args.scratch, args.scratch.bytes, where);
+  tensor_view const scratch = bytes_of(args.scratch);
+  check.no_overlap("scratch", scratch, "y", args.y);
+  check_apart(check, "scratch", scratch, args);
 }
 
 }  // namespace
@@ -88,13 +109,8 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   }
   check_low_rank(check, args, capacity);
   check.no_self_overlap("y", args.y);
-  check.no_overlap("y", args.y, "x", args.x.values());
-  check.no_overlap("y", args.y, "x scales", args.x.scales());
-  check.no_overlap("y", args.y, "low_rank.u", args.low_rank.u);
-  check.no_overlap("y", args.y, "expert_begin", args.expert_begin);
-  check_output_and_stack(check, args.y, "weights", args.weights);
-  check_output_and_stack(check, args.y, "low_rank.weights", args.low_rank.weights);
-  for (tensor_view const& bias : args.bias) check.no_overlap("y", args.y, "bias", bias);
+  check_apart(check, "y", args.y, args);
+  check_scratch(check, args, where.device);
   dispatch(args, where);
 }
 

@@ -176,6 +176,31 @@ TEST_F(cuda_wgmma, rings_go_round_many_times) {
   }
 }
 
+TEST_F(cuda_wgmma, tiles_taken_from_a_counter_have_the_same_bits) {
+  // More tiles than pairs of blocks, as many for each expert or all for one, and fewer.
+  index_t const rows = 2112, k = 2176;  // of codes more than 8 MiB
+  for (auto const& counts :
+       std::vector<std::vector<index_t>>{{300, 545, 161}, {257, 0, 700}, {200}}) {
+    codes_call const call(x_blocks, weight_blocks, {2, rows, k}, counts, dtype::bf16,
+                          content::random);
+    grouped_gemm(call.args, where());
+    std::vector<double> const expected = call.y.numbers();
+    test_tensor const memory = test::make_workspace(grouped_gemm_scratch_bytes);
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      test_tensor const y(dtype::bf16, {call.args.y.extent[0], call.args.y.extent[1]});
+      grouped_gemm_args args = call.args;
+      args.y = y;
+      args.scratch = memory.as_workspace();
+      grouped_gemm(args, where());
+      EXPECT_EQ(difference(y.numbers(), expected), "");
+    }
+    // It has counted: at least a tile for each 256 outputs of each part.
+    std::vector<double> const bytes = memory.numbers();
+    EXPECT_GE(bytes[0] + 256 * bytes[1] + 65536 * bytes[2], 2 * 9);
+    EXPECT_EQ(bytes[3], 0);
+  }
+}
+
 TEST_F(cuda_wgmma, any_number_of_experts) {
   for (index_t const experts : {1, 2, 257, 512, 896, 1025}) {
     std::vector<index_t> counts;

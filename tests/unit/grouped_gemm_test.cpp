@@ -291,6 +291,7 @@ TEST(grouped_gemm, wrong_operands_are_refused_with_their_values) {
     EXPECT_EQ(call.y.bytes(), before);
   };
   test_tensor const wide(dtype::bf16, {6, 13}), stack(dtype::bf16, {2, 6, 12});
+  test_tensor const call_memory = test::make_workspace(grouped_gemm_scratch_bytes);
   refused(
       errc::shape_mismatch, [&](auto& a) { a.x = quantized_view::plain(wide); }, "cols of x (13)",
       "(12)");
@@ -317,6 +318,21 @@ TEST(grouped_gemm, wrong_operands_are_refused_with_their_values) {
       errc::dtype_mismatch, [&](auto& a) { a.expert_begin = int_begin; }, "int32");
   refused(
       errc::shape_mismatch, [&](auto& a) { a.expert_begin = short_begin; }, "[2]");
+  workspace const memory = call_memory.as_workspace();
+  refused(
+      errc::invalid_argument,
+      [&](auto& a) {
+        a.scratch = memory;
+        a.y = tensor_view::contiguous(memory.data, dtype::bf16, {a.y.extent[0], a.y.extent[1]},
+                                      memory.device);
+      },
+      "scratch", "overlaps y");
+  refused(
+      errc::workspace_too_small,
+      [&](auto& a) {
+        a.scratch = {static_cast<char*>(memory.data) + 8, 64, memory.device};
+      },
+      "scratch", "aligned");
 }
 
 }  // namespace

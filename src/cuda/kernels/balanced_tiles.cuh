@@ -2,41 +2,47 @@
 
 #include "cuda/kernels/expert_tiles.cuh"
 
-/// Tiles of unequal height for workers that stay: each is given to whoever would be free first if
-/// tiles took what they are thought to take. All workers reckon so, and agree without a word.
-/// On paper: tiles by turns leave the last worker 1 to 7 % more than the mean, this half of that.
+/// Tiles of unequal height for workers that stay. Each is given to whoever would be free first if
+/// tiles took what they are thought to take: all workers reckon so, and agree without a word. On
+/// paper: tiles by turns leave the last worker 1 to 7 % more than the mean, this half of that. Or
+/// each is taken by whoever is free first, from a counter in memory.
 namespace moe64::cuda {
 
-/// A row tile as few registers hold it: rows and experts that are ints.
-struct row_tile {
+/// Row tiles of one expert that follow each other, as few registers hold them: rows and experts
+/// that are ints.
+struct row_run {
   int expert;  ///< below 0: there are no more
-  int row, rows;
+  int row, rows, tiles;
 };
 
-/// The row tiles of all experts one after the other; by one warp. For cuts without a granule whose
-/// rows and experts are ints, and a tile past their end too (wgmma_operands.cpp takes no others).
+/// The row tiles of all experts one after the other, up to `most` of an expert at a time; by one
+/// warp. For cuts without a granule whose rows and experts are ints, and a tile past their end too
+/// (wgmma_operands.cpp takes no others).
 class row_tile_walk {
  public:
-  __device__ explicit row_tile_walk(tile_cut const& cut) : cut_(cut) { look(0); }
+  __device__ row_tile_walk(tile_cut const& cut, int most) : cut_(cut), most_(most) { look(0); }
 
-  [[nodiscard]] __device__ row_tile next() {
-    while (left_ == 0) {
+  [[nodiscard]] __device__ row_run next() {
+    while (left_.tiles == 0) {
       if (with_rows_ == 0) {
-        if (first_ + 32 >= cut_.experts()) return {-1, 0, 0};
+        if (first_ + 32 >= cut_.experts()) return {-1, 0, 0, 0};
         look(first_ + 32);
         continue;
       }
       int const lane = __ffs(static_cast<int>(with_rows_)) - 1;  // narrow-ok: bits
       with_rows_ &= with_rows_ - 1;
-      tile_ = {first_ + lane, __shfl_sync(~0U, begin_, lane), __shfl_sync(~0U, rows_, lane)};
-      left_ = static_cast<int>(cut_.row_tiles(tile_.rows));  // narrow-ok: no more than rows
+      left_ = {first_ + lane, __shfl_sync(~0U, begin_, lane), __shfl_sync(~0U, rows_, lane), 0};
+      left_.tiles = static_cast<int>(cut_.row_tiles(left_.rows));  // narrow-ok: no more than rows
     }
-    row_tile tile = tile_;
-    auto const height = static_cast<int>(cut_.row_tile);  // narrow-ok: of a tile
-    if (--left_ > 0) tile.rows = height;
-    tile_.row += height;
-    tile_.rows -= height;
-    return tile;
+    row_run run = left_;
+    if (run.tiles > most_) {
+      run.tiles = most_;
+      run.rows = most_ * static_cast<int>(cut_.row_tile);  // narrow-ok: of a tile
+    }
+    left_.row += run.rows;
+    left_.rows -= run.rows;
+    left_.tiles -= run.tiles;
+    return run;
   }
 
  private:
@@ -54,10 +60,10 @@ class row_tile_walk {
   }
 
   tile_cut const& cut_;
+  int most_;
   int first_ = 0, begin_ = 0, rows_ = 0;  ///< of the experts of the lanes
   unsigned with_rows_ = 0;                ///< lanes whose experts are still to come
-  row_tile tile_ = {};                    ///< what is left of an expert
-  int left_ = 0;                          ///< its row tiles
+  row_run left_ = {};                     ///< of an expert
 };
 
 /// Who would be free first; by one warp.

@@ -35,7 +35,12 @@ struct grouped_gemm_wgmma_parameters {
   bool y_vectors;     ///< 8 numbers of y can be written at once
   bool once;          ///< weights are read about once: they need not stay in the cache
   bool settled;       ///< grouped_gemm_args::settled
+  /// [wgmma_tickets] zeros, from which large tiles are taken; null: they are shared out beforehand.
+  std::uint32_t* tickets;
 };
+/// A counter in a line of its own, and for each pair of blocks what one of them tells the other.
+inline constexpr int wgmma_pairs = 96, wgmma_ticket_messages = 32, wgmma_messages_each = 8;
+inline constexpr int wgmma_tickets = wgmma_ticket_messages + wgmma_pairs * wgmma_messages_each;
 
 /// Rows and outputs of a tile, the threads that compute it, and their shared memory.
 struct wgmma_shape {
