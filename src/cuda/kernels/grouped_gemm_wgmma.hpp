@@ -35,7 +35,8 @@ struct grouped_gemm_wgmma_parameters {
   bool y_vectors;     ///< 8 numbers of y can be written at once
   bool once;          ///< weights are read about once: they need not stay in the cache
   bool settled;       ///< grouped_gemm_args::settled
-  /// [wgmma_tickets] zeros, from which large tiles are taken; null: they are shared out beforehand.
+  /// [wgmma_tickets] zeros, from which tiles of two groups are taken; null: they are shared out
+  /// beforehand, as those of three are.
   std::uint32_t* tickets;
 };
 /// A counter in a line of its own, and for each pair of blocks what one of them tells the other.

@@ -80,27 +80,44 @@ struct wide_memory {
   ring_barriers<Tile::chunks> scales;
 };
 
-/// Tiles that are shared out beforehand, as one pair of blocks sees them; by one warp.
+/// How the rows of experts are cut.
 template <class Tile>
-class tile_turns {
- public:
-  __device__ tile_turns(int workers, int me, int k_blocks)
-      : workers_(workers), me_(me), k_blocks_(k_blocks), queue_(workers) {}
-  /// Whether the next tile, of `rows` rows, is this pair's.
-  [[nodiscard]] __device__ bool is_mine(int rows) {
-    // To reckon 66 workers takes as long as a short tile.
-    bool const by_turns = k_blocks_ < 24 || workers_ > worker_queue::most_workers;
-    int const worker = by_turns ? turn_ : queue_.take(Tile::time(row_split(rows), k_blocks_));
-    turn_ = turn_ + 1 == workers_ ? 0 : turn_ + 1;
-    return worker == me_;
-  }
-  __device__ void take_next() {}
+__device__ tile_cut wide_cut(grouped_gemm_wgmma_parameters const& p) {
+  return {.expert_begin = p.expert_begin,
+          .capacity = p.y.extent[0],
+          .row_tile = Tile::rows,
+          .out_tiles = 0,
+          .more = Tile::most_rows - Tile::rows};
+}
 
- private:
-  int workers_, me_, k_blocks_;
-  worker_queue queue_;
-  int turn_ = 0;
-};
+/// By one warp, which is ahead of the others: tiles that are shared out beforehand, all outputs of
+/// some rows, then those of the next rows. Both blocks of pair `me` find the same ones. What is
+/// done for tiles of others must be short: there are `workers` of them.
+template <class Tile>
+__device__ void publish_shares(grouped_gemm_wgmma_parameters const& p, int k_blocks, int workers,
+                               int me, wide_memory<Tile>& memory) {
+  tile_cut const cut = wide_cut<Tile>(p);
+  constexpr int outs = Tile::cluster * Tile::outs;
+  tile_ring ring(memory.tile, memory.tiles);
+  row_tile_walk walk(cut, 1);
+  worker_queue queue(workers);
+  // To reckon 66 workers takes as long as a short tile.
+  bool const by_turns = k_blocks < 24 || workers > worker_queue::most_workers;
+  int turn = 0;
+  for (row_run rows = walk.next(); rows.expert >= 0; rows = walk.next()) {
+    auto const time = Tile::time(row_split(rows.rows), k_blocks);
+    for (int part = 0; part < p.parts; ++part) {
+      for (int out = 0; out < p.n_part; out += outs) {
+        int const worker = by_turns ? turn : queue.take(time);
+        turn = turn + 1 == workers ? 0 : turn + 1;
+        if (worker != me) continue;
+        ring.publish(
+            {rows.expert, rows.row, rows.rows, part, out + rank_in_cluster() * Tile::outs});
+      }
+    }
+  }
+  ring.publish({-1, 0, 0, 0, 0});
+}
 
 /// Tiles that are taken when there is time for them: those under way stay together, and what they
 /// read stays in the second-level cache. One block of a pair takes, and tells the other, which can
@@ -111,7 +128,8 @@ class tile_tickets {
       : counter_(tickets), messages_(tickets + wgmma_ticket_messages + me * wgmma_messages_each) {
     take_next();
   }
-  [[nodiscard]] __device__ bool is_mine(int) { return ++number_ == ticket_; }
+  /// Whether the next tile is this pair's.
+  [[nodiscard]] __device__ bool is_mine() { return ++number_ == ticket_; }
   __device__ void take_next() {
     static_assert(tile_slots + 2 <= wgmma_messages_each);
     std::uint32_t ticket = 0;
@@ -140,29 +158,27 @@ class tile_tickets {
   unsigned step_ = 0;
 };
 
-/// By one warp, which is ahead of the others. Both blocks of a pair find the same tiles: up to
-/// `together` row tiles of an expert by some outputs, then by the next.
-template <class Tile, class Owner>
-__device__ void publish_own(grouped_gemm_wgmma_parameters const& p, int together, Owner own,
-                            wide_memory<Tile>& memory) {
-  tile_cut const cut = {.expert_begin = p.expert_begin,
-                        .capacity = p.y.extent[0],
-                        .row_tile = Tile::rows,
-                        .out_tiles = 0,
-                        .more = Tile::most_rows - Tile::rows};
+/// The same for tiles that are taken: as many rows of an expert as the cache can keep by some
+/// outputs, then by the next.
+template <class Tile>
+__device__ void publish_taken(grouped_gemm_wgmma_parameters const& p, int k_blocks, int me,
+                              wide_memory<Tile>& memory) {
+  tile_cut const cut = wide_cut<Tile>(p);
   constexpr int outs = Tile::cluster * Tile::outs;
+  constexpr int kept_bytes = 8 << 20, tile_line_bytes = Tile::rows * 128;
   tile_ring ring(memory.tile, memory.tiles);
-  row_tile_walk walk(cut, together);
+  row_tile_walk walk(cut, max(1, kept_bytes / tile_line_bytes / k_blocks));
+  tile_tickets tickets(p.tickets, me);
   for (row_run run = walk.next(); run.expert >= 0; run = walk.next()) {
     for (int part = 0; part < p.parts; ++part) {
       for (int out = 0; out < p.n_part; out += outs) {
         for (int tile = 0; tile < run.tiles; ++tile) {
+          if (!tickets.is_mine()) continue;
           int const row = tile * Tile::rows;
           int const rows = tile + 1 == run.tiles ? run.rows - row : int{Tile::rows};
-          if (!own.is_mine(rows)) continue;
           ring.publish(
               {run.expert, run.row + row, rows, part, out + rank_in_cluster() * Tile::outs});
-          own.take_next();
+          tickets.take_next();
         }
       }
     }
@@ -175,14 +191,10 @@ __device__ void publish_wide(grouped_gemm_wgmma_parameters const& p, int k_block
                              wide_memory<Tile>& memory) {
   int const workers = static_cast<int>(gridDim.x) / Tile::cluster;  // narrow-ok: as launched
   int const me = static_cast<int>(blockIdx.x) / Tile::cluster;      // narrow-ok: as launched
-  if (p.tickets == nullptr) {
-    publish_own(p, 1, tile_turns<Tile>(workers, me, k_blocks), memory);
-    return;
+  if constexpr (Tile::groups == 2) {
+    if (p.tickets != nullptr) return publish_taken(p, k_blocks, me, memory);
   }
-  // As many rows as the cache can keep while weights go by.
-  constexpr int kept_bytes = 8 << 20, tile_line_bytes = Tile::rows * 128;
-  publish_own(p, max(1, kept_bytes / tile_line_bytes / k_blocks), tile_tickets(p.tickets, me),
-              memory);
+  publish_shares(p, k_blocks, workers, me, memory);
 }
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
