@@ -177,10 +177,11 @@ TEST_F(cuda_wgmma, rings_go_round_many_times) {
 }
 
 TEST_F(cuda_wgmma, tiles_taken_from_a_counter_have_the_same_bits) {
-  // More tiles than pairs of blocks, as many for each expert or all for one, and fewer.
+  // More tiles than pairs of blocks, of all experts and of two, and fewer. Averages, with the rows
+  // of no expert, at which tiles have two groups.
   index_t const rows = 2112, k = 2176;  // of codes more than 8 MiB
   for (auto const& counts :
-       std::vector<std::vector<index_t>>{{300, 545, 161}, {257, 0, 700}, {200}}) {
+       std::vector<std::vector<index_t>>{{600, 545, 461}, {257, 0, 400}, {200}}) {
     codes_call const call(x_blocks, weight_blocks, {2, rows, k}, counts, dtype::bf16,
                           content::random);
     grouped_gemm(call.args, where());
