@@ -62,6 +62,8 @@ wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
   return fits || (each > 368 && small_experts) ? wgmma_size::more : size;
 }
 
+static_assert(wgmma_tickets * sizeof(std::uint32_t) <= grouped_gemm_scratch_bytes);
+
 /// Tickets for the tiles, where they pay (docs/hopper.md): an expert's weights are too large for
 /// the cache to keep them until its other rows come, and it has some.
 bool takes_tickets(grouped_gemm_args const& args, wgmma_size size, index_t each, index_t tiles) {
