@@ -14,7 +14,7 @@ bool forward_at_once(layer_desc const& layer, forward_operands const& operands,
   routing_plan const& plan = saved.plan;
   index_t const inter = layer.inter();
   bool const gated = is_gated(layer.activation.kind);
-  workspace const scratch = {b.plan_scratch.data, b.plan_scratch.span_bytes(), where.device};
+  workspace const scratch = {b.scratch.data, b.scratch.span_bytes(), where.device};
   auto const product = [&](projection const& of, code_buffers const& x, tensor_view const& y) {
     return product_of(of, {.x = x.view(),
                            .plain_x = {},

@@ -131,8 +131,7 @@ void forward(layer_desc const& layer, forward_args const& args, stream where) {
     return;
   }
 
-  // Of plan, and then of the products, one after the other.
-  workspace const scratch = {b.plan_scratch.data, b.plan_scratch.span_bytes(), where.device};
+  workspace const scratch = {b.scratch.data, b.scratch.span_bytes(), where.device};
   plan({.expert_ids = call.expert_ids,
         .weights = call.weights,
         .experts_total = layer.experts_total == 0 ? layer.experts() : layer.experts_total,

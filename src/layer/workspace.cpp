@@ -79,8 +79,8 @@ forward_buffers cut_forward(arena& memory, layer_desc const& layer, layer_shape 
                             compute_mode mode, moe64::device where) {
   index_t const capacity = capacity_of(shape);
   forward_buffers buffers;
-  buffers.plan_scratch = memory.take(
-      dtype::uint8, {plan_scratch_bytes(shape.tokens, shape.top_k, layer.experts(), where)});
+  index_t const of_plan = plan_scratch_bytes(shape.tokens, shape.top_k, layer.experts(), where);
+  buffers.scratch = memory.take(dtype::uint8, {std::max(of_plan, grouped_gemm_scratch_bytes)});
   buffers.rows = memory.take(shape.io, {capacity, layer.hidden()});
   bool const codes = mode == compute_mode::w8a8;
   if (!codes || layer.down.lora.present()) {

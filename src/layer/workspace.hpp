@@ -26,7 +26,7 @@ struct code_buffers {
 };
 
 struct forward_buffers {
-  tensor_view plan_scratch;  ///< [bytes] uint8
+  tensor_view scratch;       ///< [bytes] uint8: of plan, then of each product
   tensor_view rows;          ///< [capacity, hidden] io: gathered x, later the output of down
   tensor_view activated;     ///< [capacity, inter] io; w8a8: only where LoRA needs it
   tensor_view low_rank;      ///< [capacity, largest rank] io, when there is LoRA

@@ -37,7 +37,7 @@ class row_tile_walk {
     row_run run = left_;
     if (run.tiles > most_) {
       run.tiles = most_;
-      run.rows = most_ * static_cast<int>(cut_.row_tile);  // narrow-ok: of a tile
+      run.rows = most_ * static_cast<int>(cut_.row_tile);  // narrow-ok: below rows
     }
     left_.row += run.rows;
     left_.rows -= run.rows;
