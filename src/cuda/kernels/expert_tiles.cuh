@@ -63,23 +63,26 @@ class expert_tiles {
       : cut_(cut), before_(before), chunk_(ceil_div(cut.experts(), most_chunks)) {
     if (chunk_ == 0) chunk_ = 1;
     index_t const experts = cut_.experts();
-    for (int c = thread_number(); c < chunks(); c += block_threads()) {
+    // Whole warps of sums; behind them nothing is added.
+    int const chunks = within(ceil_div(experts, 32) * 32, most_chunks);
+    for (int c = thread_number(); c < chunks; c += block_threads()) {
       index_t sum = 0;
       for (index_t e = c * chunk_; e < (c + 1) * chunk_ && e < experts; ++e) sum += cut_.tiles(e);
       before_[c + 1] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < 32) add_up();
+    if (threadIdx.x < 32) add_up(chunks);
     __syncthreads();
   }
 
-  [[nodiscard]] __device__ index_t count() const { return before_[chunks()]; }
+  [[nodiscard]] __device__ index_t count() const { return before_[most_chunks]; }
 
   /// Tile `number` in [0, count()); by whole warps.
   [[nodiscard]] __device__ tile_place at(index_t number) const {
     // The last chunk that no more than `number` tiles lie before: among the first ones of all
     // lanes, then among those of one lane.
-    int const lane = lane_number(), each = per_lane();
+    constexpr int each = most_chunks / 32;
+    int const lane = lane_number();
     int const run = last_lane(before_[lane * each] <= number) * each;
     int const chunk = run + last_lane(lane < each && before_[run + lane] <= number);
     number -= before_[chunk];
@@ -89,12 +92,6 @@ class expert_tiles {
   }
 
  private:
-  /// Sums for each lane of a warp, those of no experts among them. Reckoned anew each time: who
-  /// finds tiles has few registers.
-  [[nodiscard]] __device__ int per_lane() const {
-    return within(ceil_div(cut_.experts(), 32), most_chunks / 32);
-  }
-  [[nodiscard]] __device__ int chunks() const { return per_lane() * 32; }
   /// The last lane of which something is true that is true of all before it, and of the first.
   [[nodiscard]] static __device__ int last_lane(bool holds) {
     return __popc(__ballot_sync(~0U, holds)) - 1;
@@ -114,14 +111,17 @@ class expert_tiles {
     return value;
   }
 
-  __device__ void add_up() {
+  /// By one warp.
+  __device__ void add_up(int chunks) {
     index_t sum = 0;
+    int c = 1 + lane_number();
     if (threadIdx.x == 0) before_[0] = 0;
-    for (int c = 1 + lane_number(); c <= chunks(); c += 32) {
+    for (; c <= chunks; c += 32) {
       index_t const up_to = sum + scan(before_[c]);
       before_[c] = up_to;
       sum = shuffle(up_to, 31);
     }
+    for (; c <= most_chunks; c += 32) before_[c] = sum;
   }
 
   __device__ void find_expert(index_t& expert, index_t& number) const {
