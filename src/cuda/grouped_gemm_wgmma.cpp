@@ -52,14 +52,16 @@ int at_once(wgmma_scales const& x, index_t count) {
 
 /// Of large tiles, those of three groups (`more`) where they are faster (docs/hopper.md): where an
 /// expert's rows fill them better than tiles of 256, and else along a short k through small
-/// experts. Below eight blocks along k their beginnings and ends cost more than that.
+/// experts. Below eight blocks along k their beginnings and ends cost more than that. Where most of
+/// them are whole, the copy engine writes y (`whole`).
 wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
   wgmma_size const size = size_of(each);
   index_t const k = args.weights.cols(), n = args.weights.parts() * args.weights.part_rows();
   if (size != wgmma_size::many || args.x.type() != dtype::e4m3 || k < 8 * block) return size;
   bool const small_experts = k <= 16 * block && n <= 32 * block;
-  bool const fits = each <= 160 || (each > 272 && each <= 368);
-  return fits || (each > 368 && small_experts) ? wgmma_size::more : size;
+  if (each <= 160) return wgmma_size::more;
+  bool const fits = each > 272 && each <= 368;
+  return fits || (each > 368 && small_experts) ? wgmma_size::whole : size;
 }
 
 static_assert(wgmma_tickets * sizeof(std::uint32_t) <= grouped_gemm_scratch_bytes);
@@ -72,6 +74,16 @@ bool takes_tickets(grouped_gemm_args const& args, wgmma_size size, index_t each,
   constexpr index_t most_tiles = index_t{1} << 31;  // tickets are 32 bits
   return size == wgmma_size::many && each > 160 && bytes > index_t{8} << 20 && tiles < most_tiles &&
          args.scratch.bytes >= grouped_gemm_scratch_bytes;
+}
+
+/// y for the copy engine, in boxes of a block of rows.
+tensor_map map_of_y(tensor_view const& y, int parts, index_t n_part, encoder const& encode) {
+  return encode({.data = y.data,
+                 .element_bytes = 2,
+                 .rank = 3,
+                 .extent = {n_part, parts, y.extent[0]},
+                 .stride_bytes = {n_part * 2, y.stride[0] * 2},
+                 .box = {64, 1, 64}});
 }
 
 }  // namespace
@@ -138,6 +150,9 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   auto const [run, shape] = grouped_gemm_wgmma_choice(size, args.x.type());
   grouped_gemm_wgmma_parameters p = parameters(args, where);
   p.once = each <= shape.most_rows;
+  if (size == wgmma_size::whole && p.y_vectors) {
+    p.y_map = map_of_y(args.y, p.parts, p.n_part, encoder(where));
+  }
   index_t const tiles =
       checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, shape.outs));

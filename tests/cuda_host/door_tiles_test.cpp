@@ -57,6 +57,18 @@ TEST_F(door_tiles, of_large_experts) {
   }
 }
 
+TEST_F(door_tiles, of_three_groups_hand_y_over_where_most_are_whole) {
+  for (std::string const shape :
+       {"mode=w8a8 hidden=1024 inter=64", "mode=w8a8 hidden=2176 inter=64"}) {
+    auto const run = [&](index_t rows) {
+      return launch_of(shape + " tokens=" + std::to_string(rows)).function;
+    };
+    EXPECT_EQ(run(49), run(160)) << shape;
+    EXPECT_NE(run(160), run(273)) << shape;
+    EXPECT_EQ(run(273), run(368)) << shape;
+  }
+}
+
 TEST_F(door_tiles, of_few_rows_are_smaller) {
   for (std::string const shape :
        {"mode=w8a8 hidden=256 inter=64", "weight=bf16 hidden=256 inter=64"}) {

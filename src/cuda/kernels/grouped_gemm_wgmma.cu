@@ -15,6 +15,11 @@ wgmma_choice choice_of(wgmma_size size) {
         return {wgmma_kernel_more(), wide_shape_of<wide_tile<Numbers, 3>>};
       }
       [[fallthrough]];
+    case wgmma_size::whole:
+      if constexpr (Numbers::scaled) {
+        return {wgmma_kernel_whole(), wide_shape_of<wide_tile<Numbers, 3, true>>};
+      }
+      [[fallthrough]];
     case wgmma_size::many:
       break;
   }

@@ -33,6 +33,7 @@ struct grouped_gemm_wgmma_parameters {
   index_t n_part, k;  ///< extents of a part
   tensor_view y;      ///< [capacity, parts * n_part] bf16 f16
   bool y_vectors;     ///< 8 numbers of y can be written at once
+  tensor_map y_map;   ///< of `whole`, where y_vectors: (output of a part, part, row), 64 x 1 x 64
   bool once;          ///< weights are read about once: they need not stay in the cache
   bool settled;       ///< grouped_gemm_args::settled
   /// [wgmma_tickets] zeros, from which tiles of two groups are taken; null: they are shared out
@@ -52,8 +53,10 @@ struct wgmma_shape {
   index_t shared_bytes;
 };
 
-/// By the rows that a tile has at most. `more` is for e4m3 by e4m3, and for numbers by e4m3.
-enum class wgmma_size { few, some, more, many };
+/// By the rows that a tile has at most. `more` is for e4m3 by e4m3, and for numbers by e4m3;
+/// `whole` for e4m3 by e4m3: as many rows as `more`, for experts that have so many that most tiles
+/// are whole.
+enum class wgmma_size { few, some, more, whole, many };
 
 struct wgmma_choice {
   kernel<grouped_gemm_wgmma_parameters> run;

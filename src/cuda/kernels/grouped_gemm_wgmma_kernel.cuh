@@ -122,6 +122,7 @@ template <class Numbers>
 kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_small(wgmma_size size);
 template <class Numbers>
 kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_many();
-kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_more();  ///< of codes
+kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_more();   ///< of codes
+kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_whole();  ///< of codes
 
 }  // namespace moe64::cuda

@@ -30,18 +30,23 @@ struct row_split {
 /// chains do not fill the time between them. Three groups, with registers for one block each, do;
 /// but tiles of fewer rows copy more for each product, and where power is what limits nothing is
 /// gained.
-template <class Numbers, int Groups>
+///
+/// Hands: y of whole blocks of rows is handed to the copy engine, which writes it while the next
+/// tile is multiplied; the memory that it waits in is a stage less.
+template <class Numbers, int Groups, bool Hands = false>
 struct wide_tile {
   static_assert(Groups == 2 || (Groups == 3 && Numbers::scaled));
+  static_assert(!Hands || Groups == 3);
   using numbers = Numbers;
   static constexpr int groups = Groups;
+  static constexpr bool hands = Hands;
   static constexpr int block = 64, rows = (Groups == 2 ? 4 : 3) * block, rest = 32;
   /// Three groups leave a rest to the third, which has no block then.
   static constexpr int most_rows = rows + (Groups == 2 ? rest : 0);
   /// Products of numbers go on into the next stage, so that one more is in use. Those of codes end
   /// with theirs: beside 256 rows a fourth stage gives them nothing, and room for y does
   /// (docs/hopper.md).
-  static constexpr int stages = Groups == 3 ? 5 : Numbers::scaled ? 3 : 4;
+  static constexpr int stages = Hands ? 4 : Groups == 3 ? 5 : Numbers::scaled ? 3 : 4;
   static constexpr int outs = 128, cluster = 2, threads = (Groups + 1) * 128;
   static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + most_rows * 128;
   /// Those that bring scales.
@@ -52,6 +57,9 @@ struct wide_tile {
   /// Rows that a warp has of a block, and those that it writes at a time by as many outputs as are
   /// a line of the cache.
   static constexpr int warp_rows = 16, out_rows = Groups == 2 ? 16 : 8, out_cols = 64;
+  /// Of y, for each warp; what is handed over lies 64 outputs by all rows of its block together.
+  static constexpr int out_bytes = Hands ? warp_rows * outs * 2 : out_rows * out_cols * 2;
+  static constexpr int handed_bytes = block * out_cols * 2;
   /// What a tile takes, in about 8 ns of Hopper: its end, and along k its weights and its rows.
   /// Measured with two groups, and taken for three as well.
   [[nodiscard]] static __device__ std::uint32_t time(row_split const& rows, int k_blocks) {
@@ -72,7 +80,7 @@ struct wide_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(16) float row_scale[Tile::chunks][Tile::scaled_rows][Tile::chunk];
   float out_scale[Tile::chunks][Tile::chunk];  ///< of the outputs of the tile
-  alignas(16) std::uint8_t out[4 * Tile::groups][Tile::out_rows * Tile::out_cols * 2];
+  alignas(Tile::hands ? 1024 : 16) std::uint8_t out[4 * Tile::groups][Tile::out_bytes];
   output_terms<Tile::outs> terms;
   gemm_tile tile[tile_slots];
   ring_barriers<Tile::stages> stages;

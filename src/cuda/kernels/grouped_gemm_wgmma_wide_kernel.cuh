@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
         multiply_two<Tile, false>(thread, tile, k_blocks);
       }
     }
+    if constexpr (Tile::hands) cute::tma_store_wait<0>();  // the memory of y is read until then
   }
   // A block's memory must outlive what its pair writes there.
   cute::cluster_sync();

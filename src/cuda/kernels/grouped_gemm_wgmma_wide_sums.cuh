@@ -47,6 +47,12 @@ class wide_sums {
   /// After finish(): rounded once to bf16 or f16.
   __device__ void store(gemm_tile const& tile) {
     bool const bf16 = p_.y.type == dtype::bf16;
+    if constexpr (Tile::hands) {
+      thread_.await_handed();
+      if constexpr (Whole == 1) {
+        if (hand_over(thread_, tile, bf16, group_ * Tile::block, whole_[0])) return;
+      }
+    }
 #pragma unroll
     for (int i = 0; i < Whole; ++i) {
       store_rows<Tile::outs>(tile, bf16, (group_ * Whole + i) * Tile::block, 0, whole_[i]);
@@ -216,19 +222,7 @@ class wide_sums {
       std::uint16_t* to = y;
 #pragma unroll
       for (int done = 0; done < Tile::warp_rows; done += Tile::out_rows) {
-        // Four 8 x 8 matrices, side by side: rows 0 of a thread, then its rows 8.
-#pragma unroll
-        for (int eights = 0; eights < Tile::out_rows; eights += 8) {
-#pragma unroll
-          for (int i = 0; i < cols; i += 32) {
-            float const* const s = sums + (col + i) / 2 + (done + eights) / 4;
-            auto& place = *reinterpret_cast<cute::uint128_t*>(
-                buffer + Tile::place_out(eights + lane % 8, i / 8 + lane / 8));
-            cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[4], s[5], bf16),
-                                          packed(s[8], s[9], bf16), packed(s[12], s[13], bf16),
-                                          place);
-          }
-        }
+        lay_out<Tile, Tile::out_rows>(sums + col / 2 + done / 4, bf16, buffer);
         __syncwarp();
         if (whole) {
           uint4 numbers_of_y[turns];

@@ -49,6 +49,15 @@ struct wide_thread {
       arrive_at(memory.stages.used[slot], block, elected);
     }
   }
+  /// By the whole group: what it handed to the copy engine has been read, and its memory of y is
+  /// free.
+  __device__ __forceinline__ void await_handed() const {
+    cute::tma_store_wait<0>();
+    meet_group();
+  }
+  __device__ __forceinline__ void meet_group() const {
+    cutlass::arch::NamedBarrier::arrive_and_wait(128, static_cast<std::uint32_t>(3 + group));
+  }
   __device__ __forceinline__ void release_scales() {
     __syncwarp();
     if (cute::elect_one_sync() != 0) arrive(memory.scales.used[scales.slot]);
@@ -124,6 +133,57 @@ __device__ inline std::uint16_t* y_at(grouped_gemm_wgmma_parameters const& p, ge
                                       int row, int out) {
   return static_cast<std::uint16_t*>(p.y.data) + (tile.row + index_t{row}) * p.y.stride[0] +
          tile.part * p.n_part + out;
+}
+
+/// `Rows` of the rows of a warp, by 64 outputs. `sums` begins with the first that the thread has of
+/// them.
+template <class Tile, int Rows>
+__device__ __forceinline__ void lay_out(float const* sums, bool bf16, std::uint8_t* buffer) {
+  int const lane = this_thread::lane();
+  // Four 8 x 8 matrices, side by side: rows 0 of a thread, then its rows 8.
+#pragma unroll
+  for (int eights = 0; eights < Rows; eights += 8) {
+#pragma unroll
+    for (int i = 0; i < Tile::out_cols; i += 32) {
+      float const* const s = sums + i / 2 + eights / 4;
+      auto& place = *reinterpret_cast<cute::uint128_t*>(
+          buffer + Tile::place_out(eights + lane % 8, i / 8 + lane / 8));
+      cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[4], s[5], bf16),
+                                    packed(s[8], s[9], bf16), packed(s[12], s[13], bf16), place);
+    }
+  }
+}
+
+/// A block of rows from `row` of the tile on, by all outputs of it, to the copy engine; by the
+/// whole group after await_handed(). Returns false, and has done nothing, where some of them are
+/// not there.
+template <class Tile>
+__device__ __forceinline__ bool hand_over(wide_thread<Tile> const& thread, gemm_tile const& tile,
+                                          bool bf16, int row, float const (&sums)[Tile::outs / 2]) {
+  grouped_gemm_wgmma_parameters const& p = thread.p;
+  if (!p.y_vectors || row + Tile::block > tile.rows || tile.out + Tile::outs > p.n_part) {
+    return false;
+  }
+  int const warp = this_thread::warp();
+  std::uint8_t* const first = thread.memory.out[thread.group * 4];
+#pragma unroll
+  for (int i = 0; i < Tile::outs / Tile::out_cols; ++i) {
+    lay_out<Tile, Tile::warp_rows>(
+        sums + i * Tile::out_cols / 2, bf16,
+        first + i * Tile::handed_bytes + warp * Tile::warp_rows * Tile::out_cols * 2);
+  }
+  cute::tma_store_fence();
+  thread.meet_group();
+  bool const elected = cute::elect_one_sync() != 0;  // always the same lane, which then waits
+  if (warp == 0 && elected) {
+#pragma unroll
+    for (int i = 0; i < Tile::outs / Tile::out_cols; ++i) {
+      cute::SM90_TMA_STORE_3D::copy(&p.y_map, first + i * Tile::handed_bytes,
+                                    tile.out + i * Tile::out_cols, tile.part, tile.row + row);
+    }
+    cute::tma_store_arrive();
+  }
+  return true;
 }
 
 /// Of sums whose right operand are rows, from `row` of the tile on, and whose left operand are 64

@@ -40,6 +40,7 @@ class rest_sums {
   }
   __device__ void store(gemm_tile const& tile) {
     bool const bf16 = thread_.p.y.type == dtype::bf16;
+    if constexpr (Tile::hands) thread_.await_handed();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       store_rest(thread_, tile, bf16, row_, half * 64, sums_[half]);
