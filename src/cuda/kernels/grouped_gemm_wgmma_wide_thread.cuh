@@ -56,7 +56,8 @@ struct wide_thread {
     meet_group();
   }
   __device__ __forceinline__ void meet_group() const {
-    cutlass::arch::NamedBarrier::arrive_and_wait(128, static_cast<std::uint32_t>(3 + group));
+    auto const barrier = static_cast<std::uint32_t>(3 + group);  // narrow-ok: 3 to 5
+    cutlass::arch::NamedBarrier::arrive_and_wait(128, barrier);
   }
   __device__ __forceinline__ void release_scales() {
     __syncwarp();
