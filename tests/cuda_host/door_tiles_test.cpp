@@ -29,6 +29,9 @@ class door_tiles : public on_mock {
     EXPECT_EQ(launches.size(), 1U) << words;
     return launches.empty() ? cuda::launch_config{} : launches[0].config;
   }
+  auto kernel_of(std::string const& words, index_t rows) {
+    return launch_of(words + " tokens=" + std::to_string(rows)).function;
+  }
   /// Groups of warps that multiply; beside them there is one that feeds.
   unsigned groups_of(std::string const& words) { return launch_of(words).threads / 128 - 1; }
   void expect_groups(unsigned groups, std::string const& shape,
@@ -60,9 +63,7 @@ TEST_F(door_tiles, of_large_experts) {
 TEST_F(door_tiles, of_three_groups_hand_y_over_where_most_are_whole) {
   for (std::string const shape :
        {"mode=w8a8 hidden=1024 inter=64", "mode=w8a8 hidden=2176 inter=64"}) {
-    auto const run = [&](index_t rows) {
-      return launch_of(shape + " tokens=" + std::to_string(rows)).function;
-    };
+    auto const run = [&](index_t rows) { return kernel_of(shape, rows); };
     EXPECT_EQ(run(49), run(160)) << shape;
     EXPECT_NE(run(160), run(273)) << shape;
     EXPECT_EQ(run(273), run(368)) << shape;
@@ -72,9 +73,7 @@ TEST_F(door_tiles, of_three_groups_hand_y_over_where_most_are_whole) {
 TEST_F(door_tiles, of_few_rows_are_smaller) {
   for (std::string const shape :
        {"mode=w8a8 hidden=256 inter=64", "weight=bf16 hidden=256 inter=64"}) {
-    auto const run = [&](index_t rows) {
-      return launch_of(shape + " tokens=" + std::to_string(rows)).function;
-    };
+    auto const run = [&](index_t rows) { return kernel_of(shape, rows); };
     EXPECT_EQ(run(1), run(16)) << shape;
     EXPECT_NE(run(16), run(17)) << shape;
     EXPECT_EQ(run(17), run(48)) << shape;
@@ -85,7 +84,7 @@ TEST_F(door_tiles, of_few_rows_are_smaller) {
 
 TEST_F(door_tiles, of_numbers_by_codes) {
   auto const run = [&](std::string const& words, index_t rows) {
-    return launch_of(words + " hidden=256 inter=64 tokens=" + std::to_string(rows)).function;
+    return kernel_of(words + " hidden=256 inter=64", rows);
   };
   for (std::string const words : {"mode=w8a16", "mode=w8a16 io=f16"}) {
     EXPECT_NE(run(words, 48), run(words, 49)) << words;
