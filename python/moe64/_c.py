@@ -13,6 +13,7 @@ from ctypes import (
 )
 
 ABI_VERSION = 2
+GROUPED_GEMM_SCRATCH_BYTES = 4096
 
 F32, BF16, F16, E4M3, E5M2, E8M0, INT8, INT4, FP4, INT32, INT64, UINT8 = range(12)
 CPU, CUDA = 0, 1
@@ -128,7 +129,7 @@ class LowRankTerm(_Struct):
 class GroupedGemmArgs(_Struct):
     _fields_ = [("struct_size", c_uint64), ("x", Quantized), ("weights", c_void_p), ("expert_begin", Tensor),
                 ("transpose", c_uint8), _bytes(7), ("bias", Tensor * 2), ("low_rank", LowRankTerm), ("y", Tensor),
-                ("implementation", c_char_p)]
+                ("implementation", c_char_p), ("scratch", Workspace)]
 
 
 class GroupedGemmWgradArgs(_Struct):

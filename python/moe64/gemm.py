@@ -6,7 +6,7 @@ import torch
 
 from . import _c
 from ._library import library
-from ._torch import operator, stream_of, view
+from ._torch import bytes_on, operator, stream_of, view, workspace
 from .errors import GradientError, ShapeMismatchError
 from .formats import Granularity, Quantized
 from .routing import RoutingPlan
@@ -26,12 +26,13 @@ def _grouped_gemm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor | 
     matrix = _c.Quantized(view(values, "weights", meaning or None), view(scales, "scales", scale_meaning or None))
     matrix.global_ = _c.GlobalScale(view(global_scale, "global_scale"), int(divides))
     matrix.layout = Granularity.parse(layout).to_c()
+    scratch = bytes_on(_c.GROUPED_GEMM_SCRATCH_BYTES, x.device) if x.is_cuda else None  # no CPU kernel uses it
     lib = library()
     stack = lib.make("weights_single", matrix)
     try:
         args = _c.GroupedGemmArgs(x=_c.Quantized(view(x, "x")), weights=stack,
                                   expert_begin=view(expert_begin, "expert_begin"), transpose=int(transpose),
-                                  y=view(y, "y"))
+                                  y=view(y, "y"), scratch=workspace(scratch))
         args.bias[0] = view(bias, "bias")
         args.low_rank.scaling = 1.0
         lib.call("grouped_gemm", args, stream_of(x))

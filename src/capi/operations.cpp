@@ -107,8 +107,10 @@ grouped_gemm_args to_cpp(moe64_grouped_gemm_args const& given, argument const& a
           .bias = to_cpp(given.bias, at["bias"]),
           .low_rank = to_cpp(given.low_rank, at["low_rank"]),
           .y = to_cpp(given.y, at["y"]),
-          .implementation = optional_text(given.implementation)};
+          .implementation = optional_text(given.implementation),
+          .scratch = to_cpp(given.scratch, at["scratch"])};
 }
+static_assert(MOE64_GROUPED_GEMM_SCRATCH_BYTES == grouped_gemm_scratch_bytes);
 
 grouped_gemm_wgrad_args to_cpp(moe64_grouped_gemm_wgrad_args const& given, argument const& at) {
   return {.dy = to_cpp(given.dy, at["dy"]),

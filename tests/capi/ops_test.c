@@ -325,6 +325,17 @@ static void test_grouped_gemm(void) {
   REQUIRE(moe64_grouped_gemm(&args, here()) == MOE64_OK);
   CHECK_ARRAY(y, 12, 24, 36, 15, 28, 43, 62, 77, 79, 0, 0, 0);
 
+  args.scratch = lend(MOE64_GROUPED_GEMM_SCRATCH_BYTES);
+  memset(y, 0, sizeof y);
+  REQUIRE(moe64_grouped_gemm(&args, here()) == MOE64_OK);
+  CHECK_ARRAY(y, 12, 24, 36, 15, 28, 43, 62, 77, 79, 0, 0, 0);
+  args.y.data = args.scratch.data;
+  CHECK(moe64_grouped_gemm(&args, here()) == MOE64_INVALID_ARGUMENT);
+  CHECK(strstr(moe64_last_error(), "scratch") != NULL);
+  args.y.data = y;
+  free(args.scratch.data);
+  memset(&args.scratch, 0, sizeof args.scratch);
+
   const float dy[4][3] = {{1, 1, 1}, {1, 2, 3}, {1, 0, 2}, {0, 0, 0}};
   float dx[4][2];
   memset(dx, 0, sizeof dx);

@@ -256,6 +256,9 @@ typedef struct moe64_low_rank_term {
   uint32_t reserved;
 } moe64_low_rank_term;
 
+/// What a scratch of moe64_grouped_gemm needs to be of use.
+#define MOE64_GROUPED_GEMM_SCRATCH_BYTES 4096
+
 typedef struct moe64_grouped_gemm_args {
   uint64_t struct_size;
   moe64_quantized x;             ///< [capacity, cols of W] ([capacity, rows of W] with transpose)
@@ -268,6 +271,8 @@ typedef struct moe64_grouped_gemm_args {
   moe64_low_rank_term low_rank;
   moe64_tensor y;  ///< out: [capacity, rows of W] ([capacity, cols of W]) f32, bf16, f16
   const char* implementation;
+  moe64_workspace scratch;  ///< MOE64_GROUPED_GEMM_SCRATCH_BYTES that the call may use; with less,
+                            ///< many rows through large experts take longer on Hopper
 } moe64_grouped_gemm_args;
 
 static inline moe64_grouped_gemm_args moe64_grouped_gemm_args_init(void) {
@@ -277,7 +282,7 @@ static inline moe64_grouped_gemm_args moe64_grouped_gemm_args_init(void) {
   return args;
 }
 
-/// y[r] = x[r] * W(e)^T + bias(e) + low_rank for every row r of expert e. Writes y.
+/// y[r] = x[r] * W(e)^T + bias(e) + low_rank for every row r of expert e. Writes y and scratch.
 MOE64_API moe64_status moe64_grouped_gemm(const moe64_grouped_gemm_args* args, moe64_stream stream);
 
 typedef struct moe64_grouped_gemm_wgrad_args {
