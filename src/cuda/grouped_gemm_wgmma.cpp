@@ -76,16 +76,6 @@ bool takes_tickets(grouped_gemm_args const& args, wgmma_size size, index_t each,
          args.scratch.bytes >= grouped_gemm_scratch_bytes;
 }
 
-/// y for the copy engine, in boxes of a block of rows.
-tensor_map map_of_y(tensor_view const& y, int parts, index_t n_part, encoder const& encode) {
-  return encode({.data = y.data,
-                 .element_bytes = 2,
-                 .rank = 3,
-                 .extent = {n_part, parts, y.extent[0]},
-                 .stride_bytes = {n_part * 2, y.stride[0] * 2},
-                 .box = {64, 1, 64}});
-}
-
 }  // namespace
 
 grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
@@ -151,7 +141,7 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   grouped_gemm_wgmma_parameters p = parameters(args, where);
   p.once = each <= shape.most_rows;
   if (size == wgmma_size::whole && p.y_vectors) {
-    p.y_map = map_of_y(args.y, p.parts, p.n_part, encoder(where));
+    p.y_map = map_of_y(args.y, p.parts, p.n_part, 64, encoder(where));
   }
   index_t const tiles =
       checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),

@@ -68,12 +68,7 @@ void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode
   if (!p.y_vectors) return;
   int rows = 8;
   for (tensor_map& map : p.y_map) {
-    map = encode({.data = y.data,
-                  .element_bytes = 2,
-                  .rank = 3,
-                  .extent = {p.n_part, p.n_parts, y.extent[0]},
-                  .stride_bytes = {(p.n_parts == 1 ? y.stride[0] : p.n_part) * 2, y.stride[0] * 2},
-                  .box = {64, 1, rows}});
+    map = wgmma::map_of_y(y, p.n_parts, p.n_part, rows, encode);
     rows *= 4;
   }
 }

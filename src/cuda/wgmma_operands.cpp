@@ -142,4 +142,15 @@ tensor_map encoder::operator()(tensor_box const& box) const {
   return map;
 }
 
+tensor_map map_of_y(tensor_view const& y, int parts, index_t n_part, int rows,
+                    encoder const& encode) {
+  // One part may have any number of outputs, but strides are multiples of 16 bytes.
+  return encode({.data = y.data,
+                 .element_bytes = 2,
+                 .rank = 3,
+                 .extent = {n_part, parts, y.extent[0]},
+                 .stride_bytes = {(parts == 1 ? y.stride[0] : n_part) * 2, y.stride[0] * 2},
+                 .box = {64, 1, rows}});
+}
+
 }  // namespace moe64::cuda::wgmma

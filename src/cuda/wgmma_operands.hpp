@@ -37,4 +37,9 @@ class encoder {
   stream where_;
 };
 
+/// y [capacity, parts * n_part] in 16 bits, which has_eights(), as (output of a part, part, row) in
+/// boxes of 64 outputs by `rows`.
+[[nodiscard]] tensor_map map_of_y(tensor_view const& y, int parts, index_t n_part, int rows,
+                                  encoder const& encode);
+
 }  // namespace moe64::cuda::wgmma

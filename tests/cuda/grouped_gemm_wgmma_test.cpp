@@ -325,6 +325,15 @@ TEST_F(cuda_wgmma, strided_operands) {
       EXPECT_EQ(difference(y.numbers(), expected), "");
     }
   }
+  // An odd width in rows that are aligned: the copy engine's strides are none of the width.
+  codes_call const odd(x_blocks, weight_blocks, {1, 203, 1152}, {400, 229}, dtype::bf16,
+                       content::integers);
+  test_tensor const y(dtype::bf16, {odd.args.y.extent[0], 203}, {208, 1});
+  grouped_gemm_args args = odd.args;
+  args.y = y;
+  auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
+  grouped_gemm(args, where());
+  EXPECT_EQ(difference(y.numbers(), expected), "");
 }
 
 // Large tiles copy 4, 2 or 1 scales of a row at a time, as they lie.

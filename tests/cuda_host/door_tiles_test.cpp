@@ -2,8 +2,10 @@
 // per expert and of the shape of the weights alone.
 #include "backend.hpp"
 #include "cases/problem_case.hpp"
+#include "cuda/wgmma_operands.hpp"
 #include "cuda_host/machine.hpp"
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -68,6 +70,17 @@ TEST_F(door_tiles, of_three_groups_hand_y_over_where_most_are_whole) {
     EXPECT_NE(run(160), run(273)) << shape;
     EXPECT_EQ(run(273), run(368)) << shape;
   }
+}
+
+// One part has any number of outputs; strides that the copy engine takes are multiples of 16 bytes.
+TEST_F(door_tiles, hand_y_of_an_odd_width_over) {
+  alignas(16) static std::uint16_t memory[64 * 208];
+  tensor_view y = tensor_view::contiguous(memory, dtype::bf16, {64, 208}, device::cuda(5));
+  y.extent[1] = 203;
+  cases::queue const queue(device::cuda(5), nullptr);
+  cuda::wgmma::encoder const encode(queue.get());
+  ASSERT_TRUE(cuda::wgmma::has_eights(y, 1, 203));
+  EXPECT_NO_THROW(static_cast<void>(cuda::wgmma::map_of_y(y, 1, 203, 64, encode)));
 }
 
 TEST_F(door_tiles, of_few_rows_are_smaller) {

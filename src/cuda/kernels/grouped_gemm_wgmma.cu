@@ -3,6 +3,10 @@
 namespace moe64::cuda {
 namespace {
 
+// Boxes of y, which the host describes (grouped_gemm_wgmma.cpp).
+using whole_tile = wide_tile<e4m3_numbers, 3, true>;
+static_assert(whole_tile::block == 64 && whole_tile::out_cols == 64);
+
 template <class Numbers>
 wgmma_choice choice_of(wgmma_size size) {
   switch (size) {
@@ -17,7 +21,7 @@ wgmma_choice choice_of(wgmma_size size) {
       [[fallthrough]];
     case wgmma_size::whole:
       if constexpr (Numbers::scaled) {
-        return {wgmma_kernel_whole(), wide_shape_of<wide_tile<Numbers, 3, true>>};
+        return {wgmma_kernel_whole(), wide_shape_of<whole_tile>};
       }
       [[fallthrough]];
     case wgmma_size::many:
