@@ -19,7 +19,7 @@ HEADERS = Path(__file__).resolve().parents[2] / "include"
 
 @pytest.mark.skipif(not shutil.which("cc") or not HEADERS.is_dir(), reason="no C compiler or no headers")
 def test_every_field_lies_where_c_has_it(tmp_path):
-    lines = []
+    lines = ['printf("scratch %d\\n", MOE64_GROUPED_GEMM_SCRATCH_BYTES);']
     for name, kind in _c.structs().items():
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
         for field, *_ in kind._fields_:
@@ -29,6 +29,7 @@ def test_every_field_lies_where_c_has_it(tmp_path):
                       + "\n".join(lines) + "\nreturn 0; }\n")
     subprocess.run(["cc", "-I", HEADERS, source, "-o", tmp_path / "layout"], check=True)
     said = dict(line.split() for line in subprocess.check_output(tmp_path / "layout", text=True).splitlines())
+    assert int(said["scratch"]) == _c.GROUPED_GEMM_SCRATCH_BYTES
     for name, kind in _c.structs().items():
         assert int(said[name]) == ctypes.sizeof(kind), name
         for field, *_ in kind._fields_:
