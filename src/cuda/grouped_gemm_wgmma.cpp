@@ -52,12 +52,14 @@ int at_once(wgmma_scales const& x, index_t count) {
 
 /// Of large tiles, those of three groups (`more`) where they are faster (docs/hopper.md): where an
 /// expert's rows fill them better than tiles of 256, and else along a short k through small
-/// experts. Below eight blocks along k their beginnings and ends cost more than that. Where most of
-/// them are whole, the copy engine writes y (`whole`).
+/// experts. Where most of them are whole, the copy engine writes y (`whole`). Below eight blocks
+/// along k the beginnings and ends of tiles cost more than that, and those of 192 outputs (`broad`)
+/// have fewer of them; below five they cost more than two groups' tiles of 256 rows.
 wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
   wgmma_size const size = size_of(each);
   index_t const k = args.weights.cols(), n = args.weights.parts() * args.weights.part_rows();
-  if (size != wgmma_size::many || args.x.type() != dtype::e4m3 || k < 8 * block) return size;
+  if (size != wgmma_size::many || args.x.type() != dtype::e4m3) return size;
+  if (k < 8 * block) return k > 4 * block && each > 160 ? wgmma_size::broad : size;
   if (each <= 160) return wgmma_size::more;
   bool const small_experts = k <= 16 * block && n <= 32 * block;
   bool const fits = each > 272 && each <= 368;
@@ -78,7 +80,8 @@ bool takes_tickets(grouped_gemm_args const& args, wgmma_size size, index_t each,
 
 }  // namespace
 
-grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where) {
+grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where,
+                                         int weight_rows) {
   grouped_gemm_wgmma_parameters p = {};
   encoder const encode(where);
   tensor_view const& x = args.x.values();
@@ -106,7 +109,7 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
                               .rank = 3,
                               .extent = {w.extent[2], w.extent[1], w.extent[0]},
                               .stride_bytes = {w.stride[1] * size, w.stride[0] * size},
-                              .box = {row_bytes / size, 128, 1}});
+                              .box = {row_bytes / size, weight_rows, 1}});
     if (!q.is_plain()) (one_per_row(q) ? p.row_scales : p.weight_scales)[part] = scales_of(q);
     p.at[part] = places_of(q);
     p.marks_lost = p.marks_lost || (q.is_plain() && q.places().present());
@@ -117,7 +120,7 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
   p.k = args.weights.cols();
   p.settled = args.settled;
   p.y = args.y;
-  p.y_vectors = has_eights(args.y, p.parts, p.n_part);
+  p.y_vectors = has_eights(args.y, p.n_part);
   return p;
 }
 
@@ -138,9 +141,10 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   index_t const each = rows_each(args);
   wgmma_size const size = size_for(args, each);
   auto const [run, shape] = grouped_gemm_wgmma_choice(size, args.x.type());
-  grouped_gemm_wgmma_parameters p = parameters(args, where);
+  bool const broad = size == wgmma_size::broad;
+  grouped_gemm_wgmma_parameters p = parameters(args, where, broad ? 96 : 128);
   p.once = each <= shape.most_rows;
-  if (size == wgmma_size::whole && p.y_vectors) {
+  if ((broad || size == wgmma_size::whole) && p.y_vectors) {
     p.y_map = map_of_y(args.y, p.parts, p.n_part, 64, encoder(where));
   }
   index_t const tiles =

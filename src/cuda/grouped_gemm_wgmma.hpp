@@ -9,7 +9,8 @@ namespace moe64::cuda::wgmma {
 
 [[nodiscard]] support takes(grouped_gemm_args const& args);
 void grouped_gemm(grouped_gemm_args const& args, stream where);
-/// Of a call that it takes.
-[[nodiscard]] grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where);
+/// Of a call that it takes; weights come in boxes of `weight_rows`.
+[[nodiscard]] grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where,
+                                                       int weight_rows);
 
 }  // namespace moe64::cuda::wgmma

@@ -64,7 +64,7 @@ void describe_rows(tensor_view const& rows, int parts, encoder const& encode,
 
 void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode_parameters& p) {
   p.y = y;
-  p.y_vectors = wgmma::has_eights(y, p.n_parts, p.n_part);
+  p.y_vectors = wgmma::has_eights(y, p.n_part);
   if (!p.y_vectors) return;
   int rows = 8;
   for (tensor_map& map : p.y_map) {

@@ -104,17 +104,17 @@ void run_layer(layer_calls const& calls, stream where) {
             {ceil_div(items, plan_gather_threads) + 2, plan_gather_threads}, first);
   layer_rows const rows = plan.tokens <= 8 ? layer_rows::eight : layer_rows::sixteen;
   layer_wgmma_shape const shape = layer_wgmma_shape_of(rows);
-  on.launch(
-      layer_wgmma_kernel(rows, calls.gather.x.type),
-      {on.multiprocessors(), shape.threads, shape.shared_bytes},
-      {.product = {wgmma::parameters(calls.gate_up, where), wgmma::parameters(calls.down, where)},
-       .activate = {calls.activate.activation, *usual.gate, *usual.up, *usual.inner},
-       .plan = first.plan,
-       .rows = calls.combine.rows.values(),
-       .y = calls.combine.y,
-       .weighted = calls.combine.weighted,
-       .at = at,
-       .counters = counters});
+  on.launch(layer_wgmma_kernel(rows, calls.gather.x.type),
+            {on.multiprocessors(), shape.threads, shape.shared_bytes},
+            {.product = {wgmma::parameters(calls.gate_up, where, 128),
+                         wgmma::parameters(calls.down, where, 128)},
+             .activate = {calls.activate.activation, *usual.gate, *usual.up, *usual.inner},
+             .plan = first.plan,
+             .rows = calls.combine.rows.values(),
+             .y = calls.combine.y,
+             .weighted = calls.combine.weighted,
+             .at = at,
+             .counters = counters});
 }
 
 constexpr implementation<layer_calls> layers[] = {{"wgmma_few", takes_layer, run_layer}};

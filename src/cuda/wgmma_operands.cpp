@@ -123,9 +123,9 @@ wgmma_scales scales_of(quantized_view const& q) {
           .k_blocks = one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
 }
 
-bool has_eights(tensor_view const& y, index_t parts, index_t n_part) {
+bool has_eights(tensor_view const& y, index_t n_part) {
   return reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && y.stride[0] % 8 == 0 &&
-         (parts == 1 || n_part % 8 == 0);
+         n_part % 8 == 0;
 }
 
 tensor_map encoder::operator()(tensor_box const& box) const {
@@ -144,12 +144,11 @@ tensor_map encoder::operator()(tensor_box const& box) const {
 
 tensor_map map_of_y(tensor_view const& y, int parts, index_t n_part, int rows,
                     encoder const& encode) {
-  // One part may have any number of outputs, but strides are multiples of 16 bytes.
   return encode({.data = y.data,
                  .element_bytes = 2,
                  .rank = 3,
                  .extent = {n_part, parts, y.extent[0]},
-                 .stride_bytes = {(parts == 1 ? y.stride[0] : n_part) * 2, y.stride[0] * 2},
+                 .stride_bytes = {n_part * 2, y.stride[0] * 2},
                  .box = {64, 1, rows}});
 }
 

@@ -23,9 +23,9 @@ namespace moe64::cuda::wgmma {
 [[nodiscard]] support takes_weight_scales(quantized_view const& weights);
 [[nodiscard]] wgmma_scales scales_of(quantized_view const& q);
 
-/// Whether rows of y [capacity, parts * n_part] in 16 bits begin at multiples of 16 bytes, in each
-/// part.
-[[nodiscard]] bool has_eights(tensor_view const& y, index_t parts, index_t n_part);
+/// Whether y [capacity, parts * n_part] in 16 bits is made of 8 outputs of a row at multiples of 16
+/// bytes. The copy engine writes whole ones: of a width that is none it would write what is behind.
+[[nodiscard]] bool has_eights(tensor_view const& y, index_t n_part);
 
 /// Maps for the copy engine.
 class encoder {

@@ -253,6 +253,20 @@ TEST_F(cuda_wgmma_decode, strided_results) {
   }
 }
 
+// What lies behind an odd width is not y, even where rows are aligned.
+TEST_F(cuda_wgmma_decode, results_of_an_odd_width_in_aligned_rows) {
+  for (std::vector<index_t> const& counts : {std::vector<index_t>{9, 4}, {100, 77}, {290, 177}}) {
+    gemm_call const call(blocks, {1, 203, 256}, counts, dtype::bf16, content::integers, {});
+    test_tensor const y(dtype::bf16, {call.args.y.extent[0], 203}, {208, 1});
+    grouped_gemm_args args = call.args;
+    args.y = y;
+    args.implementation = "wgmma_decode";
+    auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
+    grouped_gemm(args, where());
+    EXPECT_EQ(difference(y.numbers(), expected), "");
+  }
+}
+
 TEST_F(cuda_wgmma_decode, which_low_rank_and_transposed_calls_it_takes) {
   auto const reason = [](gemm_call::shape const& shape, bool transpose, index_t rank) {
     gemm_call const call(blocks, shape, {3}, dtype::bf16, content::integers,

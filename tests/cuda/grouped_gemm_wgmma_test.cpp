@@ -78,11 +78,11 @@ class cuda_wgmma : public testing::Test {
 
 /// Average rows that lead to every size of tiles, and counts around their edges. From 1,024 numbers
 /// along k on, of codes the third and the last two have tiles of three groups, and of the last of
-/// these the copy engine writes y.
+/// these the copy engine writes y; from 513 to 1,023 the last has tiles of 192 outputs.
 std::vector<std::vector<index_t>> const row_counts{{0, 1, 7, 8, 9, 33, 0}, {31, 0, 63, 1, 64},
                                                    {127, 128, 129, 0, 65}, {256, 257, 0, 289},
                                                    {1, 33, 97, 161, 225},  {192, 193, 384, 417}};
-index_t const long_k = 1040;
+index_t const short_k = 656, long_k = 1040;
 
 TEST_F(cuda_wgmma, every_scale_is_exact) {
   std::size_t use = 0;
@@ -96,7 +96,7 @@ TEST_F(cuda_wgmma, every_scale_is_exact) {
           weight_spec const spec = {dtype::e4m3, scale, type};
           SCOPED_TRACE(test::to_string(x_spec) + " by " + test::to_string(spec));
           int const parts = use % 5 == 0 ? 1 : 2;
-          for (index_t const k : {index_t{272}, long_k}) {
+          for (index_t const k : {index_t{272}, short_k, long_k}) {
             expect_as_cpu(
                 {x_spec, spec, {parts, 160, k}, counts, io, content::integers, use % 3 == 0});
           }
@@ -160,19 +160,22 @@ TEST_F(cuda_wgmma, rings_go_round_many_times) {
                                                               {60, 33, 47, 8, 64, 20},
                                                               {150, 64, 137, 33, 192, 97},
                                                               {300, 260, 137, 64, 272, 545},
-                                                              {600, 577, 300, 193}}) {
-    codes_call const call(x_blocks, weight_blocks, {2, 512, 2048}, counts, dtype::bf16,
-                          content::integers);
-    grouped_gemm_args args = call.args;
-    args.implementation = "reference";
-    grouped_gemm(args, where());
-    std::vector<double> const expected = call.y.numbers();
-    for (int repeat = 0; repeat < 5; ++repeat) {
-      test_tensor const y(dtype::bf16, {call.args.y.extent[0], call.args.y.extent[1]});
-      args.y = y;
-      args.implementation = "wgmma";
+                                                              {600, 577, 300, 193},
+                                                              {1100, 30, 700, 64, 1, 193, 900}}) {
+    for (index_t const k : {index_t{2048}, short_k}) {
+      codes_call const call(x_blocks, weight_blocks, {2, 512, k}, counts, dtype::bf16,
+                            content::integers);
+      grouped_gemm_args args = call.args;
+      args.implementation = "reference";
       grouped_gemm(args, where());
-      EXPECT_EQ(difference(y.numbers(), expected), "");
+      std::vector<double> const expected = call.y.numbers();
+      for (int repeat = 0; repeat < 5; ++repeat) {
+        test_tensor const y(dtype::bf16, {call.args.y.extent[0], call.args.y.extent[1]});
+        args.y = y;
+        args.implementation = "wgmma";
+        grouped_gemm(args, where());
+        EXPECT_EQ(difference(y.numbers(), expected), "");
+      }
     }
   }
 }
@@ -222,6 +225,13 @@ TEST_F(cuda_wgmma, every_number_of_rows) {
       }
     }
   }
+  // Tiles of 192 outputs: so many rows that there are those, and outputs of two.
+  for (index_t rows = 1; rows <= 300; rows += rows < 20 ? 1 : 13) {
+    SCOPED_TRACE(rows);
+    std::vector<index_t> const counts = {560, rows, 560};
+    expect_as_cpu(
+        {x_blocks, weight_blocks, {1, 200, short_k}, counts, dtype::bf16, content::integers});
+  }
 }
 
 /// What FP8 tensor cores may lose: 32 products and the sum so far are cut to 14 bits of the largest
@@ -264,18 +274,20 @@ TEST_F(cuda_wgmma, random_numbers_stay_within_the_bound_of_8_bit_products) {
 }
 
 TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
-  for (auto const& [x_scale, scale, k] : {std::tuple{g::group(128), g::block(128, 128), 432},
-                                          {g::group(128), g::block(128, 128), 1168},
-                                          {g::row(), g::row(), 432}}) {
+  for (auto const& [x_scale, scale, k, first] :
+       {std::tuple{g::group(128), g::block(128, 128), 432, 350},
+        {g::group(128), g::block(128, 128), 1168, 350},
+        {g::group(128), g::block(128, 128), 784, 750},
+        {g::row(), g::row(), 432, 350}}) {
     codes_call const batch({dtype::e4m3, x_scale}, {dtype::e4m3, scale}, {2, 320, k},
-                           {350, 40, 129}, dtype::bf16, content::random);
+                           {first, 40, 129}, dtype::bf16, content::random);
     grouped_gemm(batch.args, where());
     std::vector<double> const all = batch.y.numbers();
     index_t const outs = batch.y.view().extent[1];
-    for (index_t const row : {0, 127, 128, 349, 350, 389, 390, 518}) {
+    for (index_t const row : {0, 127, 128, first - 1, first, first + 39, first + 40, first + 168}) {
       for (index_t const others : {0, 60, 150}) {
         // The row, and behind it rows of the other experts: with them tiles are larger.
-        index_t const expert = row < 350 ? 0 : row < 390 ? 1 : 2;
+        index_t const expert = row < first ? 0 : row < first + 40 ? 1 : 2;
         std::vector<index_t> counts(3, others);
         counts[static_cast<std::size_t>(expert)] = 1;
         index_t const mine = others * expert;
@@ -299,9 +311,9 @@ TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
         args.y = y;
         grouped_gemm(args, where());
         std::vector<double> const now = y.numbers();
-        auto const first = all.begin() + row * outs;
+        auto const alone = all.begin() + row * outs;
         EXPECT_EQ(difference({now.begin() + mine * outs, now.begin() + (mine + 1) * outs},
-                             {first, first + outs}),
+                             {alone, alone + outs}),
                   "")
             << row << " beside " << others;
       }
@@ -312,6 +324,7 @@ TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
 TEST_F(cuda_wgmma, strided_operands) {
   for (auto const& [counts, k] : {std::pair{std::vector<index_t>{40, 9}, 256},
                                   {std::vector<index_t>{300, 129}, 256},
+                                  {std::vector<index_t>{500, 229}, 640},
                                   {std::vector<index_t>{180, 129}, 1152},
                                   {std::vector<index_t>{400, 229}, 1152}}) {
     codes_call const call(x_blocks, weight_blocks, {1, 200, k}, counts, dtype::bf16,
@@ -325,15 +338,17 @@ TEST_F(cuda_wgmma, strided_operands) {
       EXPECT_EQ(difference(y.numbers(), expected), "");
     }
   }
-  // An odd width in rows that are aligned: the copy engine's strides are none of the width.
-  codes_call const odd(x_blocks, weight_blocks, {1, 203, 1152}, {400, 229}, dtype::bf16,
-                       content::integers);
-  test_tensor const y(dtype::bf16, {odd.args.y.extent[0], 203}, {208, 1});
-  grouped_gemm_args args = odd.args;
-  args.y = y;
-  auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
-  grouped_gemm(args, where());
-  EXPECT_EQ(difference(y.numbers(), expected), "");
+  // An odd width in rows that are aligned: what is behind it is not y.
+  for (index_t const k : {256, 640, 1152}) {
+    codes_call const odd(x_blocks, weight_blocks, {1, 203, k}, {400, 229}, dtype::bf16,
+                         content::integers);
+    test_tensor const y(dtype::bf16, {odd.args.y.extent[0], 203}, {208, 1});
+    grouped_gemm_args args = odd.args;
+    args.y = y;
+    auto const expected = test::rounded(test::multiply(args).y, dtype::bf16);
+    grouped_gemm(args, where());
+    EXPECT_EQ(difference(y.numbers(), expected), "");
+  }
 }
 
 // Large tiles copy 4, 2 or 1 scales of a row at a time, as they lie.

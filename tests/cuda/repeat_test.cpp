@@ -103,6 +103,8 @@ std::string const many = " tokens=600 hidden=1024 inter=512 experts=8 top_k=2";
 std::string const most = " tokens=900 hidden=1024 inter=512 experts=8 top_k=2";
 // To tiles whose y the copy engine writes.
 std::string const handed = " tokens=1300 hidden=1024 inter=512 experts=8 top_k=2";
+// To those of 192 outputs.
+std::string const broad = " tokens=1300 hidden=768 inter=512 experts=8 top_k=2";
 // And to tiles that are taken from a counter.
 std::string const counted = " tokens=600 hidden=2176 inter=2112 experts=3 top_k=1";
 
@@ -130,7 +132,8 @@ INSTANTIATE_TEST_SUITE_P(
         "op=grouped_gemm weight=int4 scale=group:32" + few,
         "op=grouped_gemm_wgrad weight=bf16" + shape,
         "op=grouped_gemm weight=e4m3 mode=w8a8" + counted,
-        "op=grouped_gemm weight=e4m3 mode=w8a8" + handed),
+        "op=grouped_gemm weight=e4m3 mode=w8a8" + handed,
+        "op=grouped_gemm weight=e4m3 mode=w8a8" + broad),
     [](auto const& given) { return "problem_" + std::to_string(given.index); });
 
 }  // namespace

@@ -72,15 +72,19 @@ TEST_F(door_tiles, of_three_groups_hand_y_over_where_most_are_whole) {
   }
 }
 
-// One part has any number of outputs; strides that the copy engine takes are multiples of 16 bytes.
-TEST_F(door_tiles, hand_y_of_an_odd_width_over) {
+// The copy engine, and who writes 16 bytes at a time, would write what is behind such rows.
+TEST_F(door_tiles, of_an_odd_width_are_no_eights) {
   alignas(16) static std::uint16_t memory[64 * 208];
   tensor_view y = tensor_view::contiguous(memory, dtype::bf16, {64, 208}, device::cuda(5));
-  y.extent[1] = 203;
   cases::queue const queue(device::cuda(5), nullptr);
   cuda::wgmma::encoder const encode(queue.get());
-  ASSERT_TRUE(cuda::wgmma::has_eights(y, 1, 203));
-  EXPECT_NO_THROW(static_cast<void>(cuda::wgmma::map_of_y(y, 1, 203, 64, encode)));
+  for (auto const& [parts, n_part] : {std::pair{1, 208}, {1, 200}, {2, 104}}) {
+    EXPECT_TRUE(cuda::wgmma::has_eights(y, n_part)) << n_part;
+    EXPECT_NO_THROW(static_cast<void>(cuda::wgmma::map_of_y(y, parts, n_part, 64, encode)));
+  }
+  EXPECT_FALSE(cuda::wgmma::has_eights(y, 203));
+  y.stride[0] = 203;
+  EXPECT_FALSE(cuda::wgmma::has_eights(y, 200));
 }
 
 TEST_F(door_tiles, of_few_rows_are_smaller) {
@@ -132,6 +136,22 @@ TEST_F(door_tiles, of_large_experts_are_taken_from_a_counter) {
   EXPECT_EQ(fills(codes + "hidden=4096 inter=1024", 369), 0);
   EXPECT_EQ(fills("mode=w8a8 impl=wgmma hidden=4112 inter=1024", 369),
             1 + fills("mode=w8a8 impl=wgmma hidden=4096 inter=1024", 369));
+}
+
+TEST_F(door_tiles, of_a_short_k_are_broad) {
+  for (std::string const shape :
+       {"mode=w8a8 hidden=528 inter=64", "mode=w8a8 hidden=768 inter=2048 act=silu",
+        "mode=w8a8 hidden=1008 inter=64 scale=row"}) {
+    auto const run = [&](index_t rows) { return kernel_of(shape, rows); };
+    EXPECT_EQ(run(49), run(160)) << shape;
+    EXPECT_NE(run(160), run(161)) << shape;
+    EXPECT_EQ(run(161), run(2048)) << shape;
+    EXPECT_NE(run(161), kernel_of("mode=w8a8 hidden=1024 inter=64", 161)) << shape;
+  }
+  for (std::string const shape :
+       {"mode=w8a8 hidden=512 inter=64", "weight=bf16 hidden=768 inter=64"}) {
+    EXPECT_EQ(kernel_of(shape, 160), kernel_of(shape, 161)) << shape;
+  }
 }
 
 TEST_F(door_tiles, of_a_short_k_and_of_numbers) {

@@ -1,11 +1,12 @@
-#include "cuda/kernels/grouped_gemm_wgmma_wide_kernel.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_broad.cuh"
 
 namespace moe64::cuda {
 namespace {
 
-// Boxes of y, which the host describes (grouped_gemm_wgmma.cpp).
+// Boxes of y, and of weights, which the host describes (grouped_gemm_wgmma.cpp).
 using whole_tile = wide_tile<e4m3_numbers, 3, true>;
 static_assert(whole_tile::block == 64 && whole_tile::out_cols == 64);
+static_assert(broad_tile::block == 64 && broad_tile::out_cols == 64 && broad_tile::outs == 192);
 
 template <class Numbers>
 wgmma_choice choice_of(wgmma_size size) {
@@ -22,6 +23,14 @@ wgmma_choice choice_of(wgmma_size size) {
     case wgmma_size::whole:
       if constexpr (Numbers::scaled) {
         return {wgmma_kernel_whole(), wide_shape_of<whole_tile>};
+      }
+      [[fallthrough]];
+    case wgmma_size::broad:
+      if constexpr (Numbers::scaled) {
+        wgmma_shape shape = wide_shape_of<broad_tile>;
+        shape.rows *= broad_tile::cluster;  // a pair shares outputs, not rows
+        shape.outs = broad_tile::outs;
+        return {wgmma_kernel_broad(), shape};
       }
       [[fallthrough]];
     case wgmma_size::many:

@@ -20,7 +20,8 @@ namespace moe64::cuda {
 struct gemm_tile {
   int expert;  ///< below 0: there are no more
   int row, rows;
-  int part, out;  ///< first output in its part
+  int part, out;        ///< first output in its part
+  bool shares = false;  ///< of `broad`: the other block of the pair has the same weights
 
   /// Of x that are copied and multiplied: whole eights, at least one.
   [[nodiscard]] __device__ int eights() const { return rows <= 8 ? 1 : (rows + 7) / 8; }

@@ -19,7 +19,7 @@ struct wgmma_scales {
 /// y = x W^T for sm_90a: weights are the left operand of the tensor cores and rows of x the right
 /// one, so that a tile has any multiple of 8 rows, and a row the same bits in each of them.
 struct grouped_gemm_wgmma_parameters {
-  tensor_map weights[2];          ///< per part (k, n, place): boxes of 128 bytes x 128 rows
+  tensor_map weights[2];          ///< per part (k, n, place): boxes of 128 bytes x 128 rows, or 96
   tensor_map x[5];                ///< (k, row): boxes of 128 bytes x 8, 16, 32, 64, 128 rows
   tensor_view expert_begin;       ///< [experts + 1] int64
   wgmma_scales weight_scales[2];  ///< per part
@@ -33,9 +33,10 @@ struct grouped_gemm_wgmma_parameters {
   index_t n_part, k;  ///< extents of a part
   tensor_view y;      ///< [capacity, parts * n_part] bf16 f16
   bool y_vectors;     ///< 8 numbers of y can be written at once
-  tensor_map y_map;   ///< of `whole`, where y_vectors: (output of a part, part, row), 64 x 1 x 64
-  bool once;          ///< weights are read about once: they need not stay in the cache
-  bool settled;       ///< grouped_gemm_args::settled
+  /// Of `whole` and `broad`, where y_vectors: (output of a part, part, row), 64 x 1 x 64.
+  tensor_map y_map;
+  bool once;     ///< weights are read about once: they need not stay in the cache
+  bool settled;  ///< grouped_gemm_args::settled
   /// [wgmma_tickets] zeros, from which tiles of two groups are taken; null: they are shared out
   /// beforehand, as those of three are.
   std::uint32_t* tickets;
@@ -55,8 +56,8 @@ struct wgmma_shape {
 
 /// By the rows that a tile has at most. `more` is for e4m3 by e4m3, and for numbers by e4m3;
 /// `whole` for e4m3 by e4m3: as many rows as `more`, for experts that have so many that most tiles
-/// are whole.
-enum class wgmma_size { few, some, more, whole, many };
+/// are whole; `broad` for the same along a short k.
+enum class wgmma_size { few, some, more, whole, broad, many };
 
 struct wgmma_choice {
   kernel<grouped_gemm_wgmma_parameters> run;

@@ -124,5 +124,6 @@ template <class Numbers>
 kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_many();
 kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_more();   ///< of codes
 kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_whole();  ///< of codes
+kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_broad();  ///< of codes
 
 }  // namespace moe64::cuda

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/balanced_tiles.cuh"
-#include "cuda/kernels/grouped_gemm_wgmma_sums.cuh"
+#include "cuda/kernels/grouped_gemm_wgmma_kernel.cuh"
 
 /// Many rows per expert. Rows of x are the left operand here, 64 at a time, so that a thread has
 /// two of them and needs two scales for each block along k, where weights on the left would need
@@ -47,7 +47,12 @@ struct wide_tile {
   /// with theirs: beside 256 rows a fourth stage gives them nothing, and room for y does
   /// (docs/hopper.md).
   static constexpr int stages = Hands ? 4 : Groups == 3 ? 5 : Numbers::scaled ? 3 : 4;
-  static constexpr int outs = 128, cluster = 2, threads = (Groups + 1) * 128;
+  static constexpr int outs = 128, out_blocks = 1, cluster = 2, threads = (Groups + 1) * 128;
+  /// Registers of a thread: those of a block begin with 168 of each of 384 threads, with 128 of
+  /// 512.
+  static constexpr int feeding = feeding_registers;
+  static constexpr int multiplying = Groups == 2 ? multiplying_registers : 152;
+  static_assert(Groups == 2 || feeding + 3 * multiplying <= 4 * 128);
   static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + most_rows * 128;
   /// Those that bring scales.
   static constexpr int scale_threads = 64;
@@ -79,7 +84,7 @@ template <class Tile>
 struct wide_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(16) float row_scale[Tile::chunks][Tile::scaled_rows][Tile::chunk];
-  float out_scale[Tile::chunks][Tile::chunk];  ///< of the outputs of the tile
+  float out_scale[Tile::chunks][Tile::out_blocks * Tile::chunk];  ///< by blocks of 128 outputs
   alignas(Tile::hands ? 1024 : 16) std::uint8_t out[4 * Tile::groups][Tile::out_bytes];
   output_terms<Tile::outs> terms;
   gemm_tile tile[tile_slots];
@@ -321,8 +326,10 @@ class wide_scales {
   template <class Bring>
   __device__ __forceinline__ void bring(gemm_tile const& tile, Bring bring_row) {
     wgmma_scales const& outs = p_.weight_scales[tile.part];
-    bool const none = tile.out >= p_.n_part || outs.data == nullptr;
-    index_t const n = none ? 0 : tile.out / Tile::outs / outs.n_blocks;
+    constexpr int block_outs = 128;
+    int const block = tile.out / block_outs + number_ / Tile::chunk % Tile::out_blocks;
+    bool const none = block * block_outs >= p_.n_part || outs.data == nullptr;
+    index_t const n = none ? 0 : block / outs.n_blocks;
     index_t const place = scale_place_of(p_.at[tile.part], tile.expert);
     index_t const first_of_outs = place < 0 ? no_place : place * outs.expert + n * outs.n;
     scale_row const of_outs(outs, place, n);
@@ -341,14 +348,15 @@ class wide_scales {
         int const r = j * Tile::scale_threads + number_;
         if (r < Tile::most_rows) bring_row(row[j], k, memory_.row_scale[at_.slot][r]);
       }
-      if (number_ < Tile::chunk && k + number_ < k_blocks_) {
+      int const in_chunk = Tile::out_blocks == 1 ? number_ : number_ % Tile::chunk;
+      if (number_ < Tile::chunk * Tile::out_blocks && k + in_chunk < k_blocks_) {
         float* const to = &memory_.out_scale[at_.slot][number_];
         if (outs.data != nullptr && outs.type == dtype::f32 && first_of_outs >= 0) {
           copy<4>(static_cast<float const*>(outs.data) + first_of_outs +
-                      (k + number_) / outs.k_blocks * outs.k,
+                      (k + in_chunk) / outs.k_blocks * outs.k,
                   to);
         } else {
-          *to = of_outs.at(k + number_);
+          *to = of_outs.at(k + in_chunk);
         }
       }
       __threadfence_block();  // what was stored, not copied, is seen with the arrival

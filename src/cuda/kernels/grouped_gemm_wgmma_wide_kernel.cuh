@@ -1,14 +1,8 @@
 #pragma once
 
-#include "cuda/kernels/grouped_gemm_wgmma_kernel.cuh"
 #include "cuda/kernels/grouped_gemm_wgmma_wide_three.cuh"
 
 namespace moe64::cuda {
-
-/// Registers of a thread of three groups that multiply: with those that feed no more than the 128
-/// of each that a block of 512 threads begins with.
-inline constexpr int multiplying_registers_of_three = 152;
-static_assert(feeding_registers + 3 * multiplying_registers_of_three <= 4 * 128);
 
 /// A tile by the code for its number of blocks.
 template <class Tile, bool Rest>
@@ -20,6 +14,19 @@ __device__ __forceinline__ void multiply_two(wide_thread<Tile>& thread, gemm_til
   if (blocks == 2) return multiply_sums<wide_sums<Tile, 1, false, Rest>>(thread, tile, k_blocks);
   if (blocks == 1) return multiply_sums<wide_sums<Tile, 0, true, Rest>>(thread, tile, k_blocks);
   if constexpr (Rest) multiply_sums<wide_sums<Tile, 0, false, true>>(thread, tile, k_blocks);
+}
+
+template <class Numbers>
+__device__ __forceinline__ void multiply_tile(wide_thread<wide_tile<Numbers, 2>>& thread,
+                                              gemm_tile const& tile, int k_blocks) {
+  using two_groups = wide_tile<Numbers, 2>;
+  if (row_split(tile.rows).rest) return multiply_two<two_groups, true>(thread, tile, k_blocks);
+  multiply_two<two_groups, false>(thread, tile, k_blocks);
+}
+template <class Numbers, bool Hands>
+__device__ __forceinline__ void multiply_tile(wide_thread<wide_tile<Numbers, 3, Hands>>& thread,
+                                              gemm_tile const& tile, int k_blocks) {
+  multiply_three(thread, tile, k_blocks);
 }
 
 template <class Tile>
@@ -42,7 +49,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   constexpr index_t stage_k = Tile::numbers::stage_k;
   int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
   if (warp_number() < 4) {
-    cutlass::arch::warpgroup_reg_dealloc<feeding_registers>();
+    cutlass::arch::warpgroup_reg_dealloc<Tile::feeding>();
     if (warp_number() == 0) {
       publish_wide<Tile>(p, k_blocks, memory);
     } else if (warp_number() == 1) {
@@ -58,22 +65,14 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
       wide_scales<Tile>(p, memory, k_blocks).run();
     }
   } else {
-    constexpr int registers =
-        Tile::groups == 2 ? multiplying_registers : multiplying_registers_of_three;
-    cutlass::arch::warpgroup_reg_alloc<registers>();
+    cutlass::arch::warpgroup_reg_alloc<Tile::multiplying>();
     tile_reader reader(memory.tile, memory.tiles);
     wide_thread<Tile> thread(p, memory);
     for (;; reader.done()) {
       gemm_tile const& tile = reader.await();
       if (tile.expert < 0) break;
       thread.bring_terms(tile);
-      if constexpr (Tile::groups == 3) {
-        multiply_three(thread, tile, k_blocks);
-      } else if (row_split(tile.rows).rest) {
-        multiply_two<Tile, true>(thread, tile, k_blocks);
-      } else {
-        multiply_two<Tile, false>(thread, tile, k_blocks);
-      }
+      multiply_tile(thread, tile, k_blocks);
     }
     if constexpr (Tile::hands) cute::tma_store_wait<0>();  // the memory of y is read until then
   }

@@ -24,19 +24,18 @@ class wide_sums {
   /// Adds the products over all of k.
   __device__ __forceinline__ void add(int k_blocks) {
     if constexpr (numbers::scaled) {
-#pragma unroll 1
-      for (int k = 0; k < k_blocks; k += Tile::chunk) add_chunk(k_blocks - k);
+      add_codes(k_blocks);
     } else {
       int last = -1;  // stage whose products may not be done
 #pragma unroll 1
       for (int k = 0; k < k_blocks; ++k) {
         memory_.stages.await_filled(thread_.stage);
-        add_numbers(thread_.stage.slot);
+        add_numbers();
         // All but the products that have just begun are done.
         cute::warpgroup_wait<1>();
         if (last >= 0) thread_.release(last);
         last = thread_.stage.slot;
-        thread_.stage.next();
+        thread_.next_stage();
       }
       cute::warpgroup_wait<0>();
       fence_all();
@@ -76,8 +75,18 @@ class wide_sums {
 
  private:
   using numbers = typename Tile::numbers;
-  using row_scales = float[Tile::chunk];
-  using scales = block_scales<Tile>;
+  static constexpr int pieces = Tile::outs == 192 ? 3 : 1;
+  /// Where registers allow it, and for the most common tiles: the code of others had better be
+  /// short.
+  static constexpr bool unrolled =
+      !Half && !Rest && (Whole == 2 || (Whole == 1 && (Tile::groups == 3 || pieces == 3)));
+  struct out_scales {
+    float of[pieces];
+  };
+  /// Of the two rows that a thread has on the left.
+  struct row_scale_pair {
+    float upper, lower;
+  };
   static constexpr int blocks = 2 * Whole + (Half ? 1 : 0);
 
   __device__ __forceinline__ void fence_all() {
@@ -87,105 +96,185 @@ class wide_sums {
     fence_registers(rest_);
   }
 
-  [[nodiscard]] __device__ operand_place weights(int slot, int out) const {
-    return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + out * 128));
+  [[nodiscard]] __device__ operand_place weights(int out) const {
+    return thread_.operands.further(out * 128);
   }
-  [[nodiscard]] __device__ operand_place rows(int slot, int row) const {
-    return operand_place(
-        cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes + row * 128));
+  [[nodiscard]] __device__ operand_place rows(int row) const {
+    return thread_.operands.further(Tile::weight_bytes + row * 128);
   }
-  /// Blocks along k whose scales came together, of `left` that there are. While one group scales
-  /// and adds, the tensor cores multiply for another. Little is done between a stage's coming and
-  /// its products: places are found once for the chunk.
-  __device__ __forceinline__ void add_chunk(int left) {
+  /// Where the scales of a chunk are in shared memory: of the first of the thread's rows, of the
+  /// outputs.
+  struct scale_places {
+    std::uint32_t rows, outs;
+  };
+  /// Of one block along k: of the outputs, and of the rows of whole blocks.
+  struct stage_scales {
+    out_scales outs;
+    row_scale_pair rows[Whole == 0 ? 1 : Whole];
+  };
+  static constexpr std::uint32_t row_bytes = Tile::chunk * sizeof(float);
+
+  __device__ __forceinline__ scale_places await_scales() const {
     memory_.scales.await_filled(thread_.scales);
-    row_scales const* const of_rows = memory_.row_scale[thread_.scales.slot];
-    float const* const of_outs = memory_.out_scale[thread_.scales.slot];
-    int const thread = this_thread::number(), lane = thread % 32;
-    row_scales const* const left_rows = of_rows + thread / 32 % 4 * 16 + lane / 4;
-    // Where registers allow it, and for the most common tiles: the code of others had better be
-    // short.
-#pragma unroll((Whole == 2 || Tile::groups == 3) && !Rest ? Tile::chunk : 1)
-    for (int k = 0; k < Tile::chunk; ++k) {
-      if (k >= left) break;
-      int const slot = thread_.stage.slot, row = group_ * Whole * Tile::block;
-      // Before the stage is awaited: so scales come while the last products are scaled, and the
-      // next ones do not wait for them. (Of a shared block they are read later: with these they
-      // would be too many registers.)
-      float const of_out = Whole == 0 ? 0.0F : read_now(of_outs[k]);
-      row_scale_pair of_row[Whole == 0 ? 1 : Whole];
-#pragma unroll
-      for (int i = 0; i < Whole; ++i) of_row[i] = read_pair(left_rows + row + i * Tile::block, k);
-      memory_.stages.await_filled(thread_.stage);
+    auto const thread = static_cast<std::uint32_t>(this_thread::number());  // narrow-ok: positive
+    std::uint32_t const row = (thread >> 1 & 0x30U) | (thread >> 2 & 7U);   // warp * 16 + lane / 4
+    int const slot = thread_.scales.slot;
+    return {cute::cast_smem_ptr_to_uint(memory_.row_scale[slot][group_ * Whole * Tile::block]) +
+                row * row_bytes,
+            cute::cast_smem_ptr_to_uint(memory_.out_scale[slot])};
+  }
+  /// Block k of the chunk.
+  __device__ __forceinline__ stage_scales read_scales(scale_places const& at, int k) const {
+    stage_scales found = {};
+    if constexpr (Whole > 0) {
+      auto const here = static_cast<std::uint32_t>(k) * 4;  // narrow-ok: below chunk
+      found.outs = read_outs(at.outs + here);
 #pragma unroll
       for (int i = 0; i < Whole; ++i) {
-        float products[Tile::outs / 2];
-        begin_products<numbers, Tile::outs>(rows(slot, row + i * Tile::block), weights(slot, 0),
-                                            products);
-        end_products(products);
-        if (i + 1 == Whole && !Half && !Rest) thread_.release(slot);
-        add_scaled(products, of_row[i], of_out, whole_[i]);
+        found.rows[i] = read_pair(at.rows + here, i * Tile::block);
       }
-      if constexpr (Half) {
-        constexpr int shared_row = 2 * Whole * Tile::block;
-        float products[32];
-        begin_products<numbers, 64>(rows(slot, shared_row), weights(slot, group_ * 64), products);
-        row_scale_pair const of_half = read_pair(left_rows + shared_row, k);
-        float const of_half_out = read_now(of_outs[k]);
-        end_products(products);
-        if (!Rest) thread_.release(slot);
-        add_scaled(products, of_half, of_half_out, half_);
-      }
-      if constexpr (Rest) {
-        // There are no registers for products of both.
-        if constexpr (Whole == 2) fence_registers(whole_[1]);
-        add_rest(slot, {of_rows + blocks * Tile::block + lane % 4 * 2, of_outs, k});
-      }
-      thread_.stage.next();
     }
-    thread_.release_scales();
+    return found;
   }
-  /// Of the two rows that a thread has on the left.
-  struct row_scale_pair {
-    float upper, lower;
-  };
-  static __device__ __forceinline__ row_scale_pair read_pair(row_scales const* rows, int k) {
-    return {read_now(rows[0][k]), read_now(rows[8][k])};
+  __device__ __forceinline__ out_scales read_outs(std::uint32_t place) const {
+    if constexpr (pieces == 1) {
+      return {{read_now(place)}};
+    } else {
+      auto const middle = static_cast<std::uint32_t>(thread_.middle);
+      return {{read_now(place), read_now(place + middle * 4), read_now(place + Tile::chunk * 4)}};
+    }
+  }
+  /// `row`: behind the one whose scale is at `place`.
+  static __device__ __forceinline__ row_scale_pair read_pair(std::uint32_t place, int row) {
+    auto const upper = place + static_cast<std::uint32_t>(row) * row_bytes;  // narrow-ok: mod 2^32
+    return {read_now(upper), read_now(upper + 8 * row_bytes)};
+  }
+
+  /// The products over all of k. While one group scales and adds, the tensor cores multiply for
+  /// another, and little is done between a stage's coming and its products: scales are read while
+  /// the products before are scaled, and those of the next chunk awaited while the last products
+  /// of this one are under way.
+  __device__ __forceinline__ void add_codes(int left) {
+    scale_places at = await_scales();
+    stage_scales now = read_scales(at, 0);
+    if constexpr (unrolled) {
+#pragma unroll 1
+      while (left >= Tile::chunk) {
+        bool const more = left > Tile::chunk;
+#pragma unroll
+        for (int k = 0; k + 1 < Tile::chunk; ++k) {
+          add_stage(at, k, now, [] {});
+          now = read_scales(at, k + 1);
+        }
+        add_stage(at, Tile::chunk - 1, now, [&] {
+          thread_.release_scales();
+          if (more) at = await_scales();
+        });
+        if (more) now = read_scales(at, 0);
+        left -= Tile::chunk;
+      }
+      if (left == 0) return;
+      if ((left & 2) != 0) {
+        add_stage(at, 0, now, [] {});
+        now = read_scales(at, 1);
+        add_stage(at, 1, now, [] {});
+        if ((left & 1) != 0) now = read_scales(at, 2);
+      }
+      if ((left & 1) != 0) add_stage(at, left - 1, now, [] {});
+      thread_.release_scales();
+    } else {
+#pragma unroll 1
+      for (int k = 0;;) {
+        add_stage(at, k, now, [] {});
+        if (--left == 0) break;
+        if (++k == Tile::chunk) {
+          thread_.release_scales();
+          at = await_scales();
+          k = 0;
+        }
+        now = read_scales(at, k);
+      }
+      thread_.release_scales();
+    }
+  }
+  /// One stage, block k of its chunk. `meanwhile()` while its last products are under way, after
+  /// the last look at its scales.
+  template <class Meanwhile>
+  __device__ __forceinline__ void add_stage(scale_places const& at, int k,
+                                            stage_scales const& of_whole, Meanwhile meanwhile) {
+    int const slot = thread_.stage.slot, row = group_ * Whole * Tile::block;
+    operand_place own = rows(row);
+    own.settle();
+    memory_.stages.await_filled(thread_.stage);
+#pragma unroll
+    for (int i = 0; i < Whole; ++i) {
+      bool const last = i + 1 == Whole && !Half && !Rest;
+      float products[Tile::outs / 2];
+      begin_products<numbers, Tile::outs>(own.further(i * Tile::block * 128), weights(0), products);
+      if (last) meanwhile();
+      end_products(products);
+      if (last) thread_.release(slot);
+      add_scaled(products, of_whole.rows[i], of_whole.outs, whole_[i]);
+    }
+    if constexpr (Half) {
+      constexpr int shared_row = 2 * Whole * Tile::block;
+      auto const here = static_cast<std::uint32_t>(k) * 4;  // narrow-ok: below chunk
+      float products[32];
+      begin_products<numbers, 64>(rows(shared_row), weights(group_ * 64), products);
+      row_scale_pair const of_half = read_pair(at.rows + here, shared_row - row);
+      out_scales const of_half_out = {{read_now(at.outs + here)}};
+      if (!Rest) meanwhile();
+      end_products(products);
+      if (!Rest) thread_.release(slot);
+      add_scaled(products, of_half, of_half_out, half_);
+    }
+    if constexpr (Rest) {
+      // There are no registers for products of both.
+      if constexpr (Whole == 2) fence_registers(whole_[1]);
+      float products[Tile::rest / 2];
+      begin_products<numbers, Tile::rest>(weights(group_ * 64), rows(blocks * Tile::block),
+                                          products);
+      auto const factors = read_rest_factors<Tile>(thread_, blocks * Tile::block, k);
+      meanwhile();
+      end_products(products);
+      thread_.release(slot);
+      add_scaled_rest<Tile>(products, factors, rest_);
+    }
+    thread_.next_stage();
   }
   template <int Count>
   static __device__ __forceinline__ void add_scaled(float const (&products)[Count],
-                                                    row_scale_pair const& of_rows, float of_outs,
+                                                    row_scale_pair const& of_rows,
+                                                    out_scales const& of_outs,
                                                     float (&sums)[Count]) {
-    float const upper = of_rows.upper * of_outs, lower = of_rows.lower * of_outs;
+    float upper[pieces], lower[pieces];
+#pragma unroll
+    for (int i = 0; i < pieces; ++i) {
+      upper[i] = of_rows.upper * of_outs.of[i];
+      lower[i] = of_rows.lower * of_outs.of[i];
+    }
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? upper : lower, sums[i]);
+      int const piece = pieces == 1 ? 0 : i / 32;
+      sums[i] = __fmaf_rn(products[i], i % 4 < 2 ? upper[piece] : lower[piece], sums[i]);
     }
   }
-  __device__ __forceinline__ void add_rest(int slot, scales const& of_block) {
-    float products[Tile::rest / 2];
-    begin_products<numbers, Tile::rest>(weights(slot, group_ * 64),
-                                        rows(slot, blocks * Tile::block), products);
-    end_products(products);
-    thread_.release(slot);
-    add_scaled_rest(products, of_block, rest_);
-  }
 
-  __device__ __forceinline__ void add_numbers(int slot) {
+  __device__ __forceinline__ void add_numbers() {
     fence_all();
     cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < Whole; ++i) {
-      multiply_stage<numbers, Tile::outs>(rows(slot, (group_ * Whole + i) * Tile::block),
-                                          weights(slot, 0), whole_[i], false);
+      multiply_stage<numbers, Tile::outs>(rows((group_ * Whole + i) * Tile::block), weights(0),
+                                          whole_[i], false);
     }
     if constexpr (Half) {
-      multiply_stage<numbers, 64>(rows(slot, 2 * Whole * Tile::block), weights(slot, group_ * 64),
-                                  half_, false);
+      multiply_stage<numbers, 64>(rows(2 * Whole * Tile::block), weights(group_ * 64), half_,
+                                  false);
     }
     if constexpr (Rest) {
-      multiply_stage<numbers, Tile::rest>(weights(slot, group_ * 64),
-                                          rows(slot, blocks * Tile::block), rest_, false);
+      multiply_stage<numbers, Tile::rest>(weights(group_ * 64), rows(blocks * Tile::block), rest_,
+                                          false);
     }
     cute::warpgroup_commit_batch();
     fence_all();

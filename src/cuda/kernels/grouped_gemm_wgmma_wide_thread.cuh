@@ -24,10 +24,23 @@ struct wide_thread {
   wide_memory<Tile>& memory;
   int group;  ///< of all lanes of a warp the same, which the compiler must know
   ring_place<Tile::stages> stage;
+  operand_place operands;  ///< of that stage: weights, behind them rows
   ring_place<Tile::chunks> scales;
+  int middle = 0;  ///< of 192 outputs: where the scale of 64 to 127 is, behind the first
 
   __device__ wide_thread(grouped_gemm_wgmma_parameters const& p_, wide_memory<Tile>& memory_)
-      : p(p_), memory(memory_), group(__shfl_sync(~0U, this_thread::number() / 128 - 1, 0)) {}
+      : p(p_),
+        memory(memory_),
+        group(__shfl_sync(~0U, this_thread::number() / 128 - 1, 0)),
+        operands(cute::cast_smem_ptr_to_uint(memory_.stage[0])) {}
+
+  /// Where the operands of the next one are is found before it is awaited.
+  __device__ __forceinline__ void next_stage() {
+    stage.next();
+    constexpr int back = (1 - Tile::stages) * Tile::stage_bytes;
+    operands = operands.further(stage.slot == 0 ? back : Tile::stage_bytes);
+    operands.settle();
+  }
 
   /// By all groups, before they multiply: scales and bias of the tile's outputs, where it has any.
   /// They meet in one place whatever each of them does with the tile.
@@ -88,32 +101,43 @@ __device__ __forceinline__ void end_products(float (&products)[Count]) {
   fence_registers(products);
 }
 
-/// Scales of rows from the thread's first one on, and of the outputs: block k of a chunk.
-template <class Tile>
-struct block_scales {
-  float const (*rows)[Tile::chunk];
-  float const* outs;
-  int k;
-};
-
 /// Not earlier: there are no registers for it.
-__device__ __forceinline__ float read_now(float const& shared) {
+__device__ __forceinline__ float read_now(std::uint32_t shared_address) {
   float number;
-  asm volatile("ld.shared.f32 %0, [%1];"
-               : "=f"(number)
-               : "r"(cute::cast_smem_ptr_to_uint(&shared)));
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(shared_address));
   return number;
 }
 
-/// Adds products whose right operand are rows.
-template <class Tile, int Count>
-__device__ __forceinline__ void add_scaled_rest(float const (&products)[Count],
-                                                block_scales<Tile> const& scales,
-                                                float (&sums)[Count]) {
-  float const of_outs = read_now(scales.outs[scales.k]);
+/// What products whose right operand are rows are multiplied by: of each 8 of these the two that a
+/// thread has.
+template <class Tile>
+struct rest_factors {
+  float of_row[Tile::rest / 4], of_outs;
+};
+/// Of rows from `row` of the tile on: block k of the chunk.
+template <class Tile>
+__device__ __forceinline__ rest_factors<Tile> read_rest_factors(wide_thread<Tile> const& thread,
+                                                                int row, int k) {
+  wide_memory<Tile>& memory = thread.memory;
+  int const slot = thread.scales.slot, own = row + this_thread::lane() % 4 * 2;
+  auto const first = cute::cast_smem_ptr_to_uint(&memory.row_scale[slot][own][k]);
+  constexpr auto row_bytes = static_cast<std::uint32_t>(sizeof(memory.row_scale[0][0]));
+  rest_factors<Tile> found;
 #pragma unroll
-  for (int j = 0; j < Count / 2; ++j) {
-    float const factor = read_now(scales.rows[j / 2 * 8 + j % 2][scales.k]) * of_outs;
+  for (unsigned j = 0; j < Tile::rest / 4; ++j) {
+    found.of_row[j] = read_now(first + (j / 2 * 8 + j % 2) * row_bytes);
+  }
+  found.of_outs = read_now(cute::cast_smem_ptr_to_uint(&memory.out_scale[slot][k]));
+  return found;
+}
+/// Adds such products.
+template <class Tile>
+__device__ __forceinline__ void add_scaled_rest(float const (&products)[Tile::rest / 2],
+                                                rest_factors<Tile> const& factors,
+                                                float (&sums)[Tile::rest / 2]) {
+#pragma unroll
+  for (int j = 0; j < Tile::rest / 4; ++j) {
+    float const factor = factors.of_row[j] * factors.of_outs;
 #pragma unroll
     for (int i = j / 2 * 4 + j % 2; i < j / 2 * 4 + 4; i += 2) {
       sums[i] = __fmaf_rn(products[i], factor, sums[i]);
@@ -155,16 +179,14 @@ __device__ __forceinline__ void lay_out(float const* sums, bool bf16, std::uint8
   }
 }
 
-/// A block of rows from `row` of the tile on, by all outputs of it, to the copy engine; by the
-/// whole group after await_handed(). Returns false, and has done nothing, where some of them are
-/// not there.
+/// A block of rows from `row` of the tile on, by all outputs of it, to the copy engine, which drops
+/// those that a part has not; by the whole group after await_handed(). Returns false, and has done
+/// nothing, where some of the rows are not there.
 template <class Tile>
 __device__ __forceinline__ bool hand_over(wide_thread<Tile> const& thread, gemm_tile const& tile,
                                           bool bf16, int row, float const (&sums)[Tile::outs / 2]) {
   grouped_gemm_wgmma_parameters const& p = thread.p;
-  if (!p.y_vectors || row + Tile::block > tile.rows || tile.out + Tile::outs > p.n_part) {
-    return false;
-  }
+  if (!p.y_vectors || row + Tile::block > tile.rows) return false;
   int const warp = this_thread::warp();
   std::uint8_t* const first = thread.memory.out[thread.group * 4];
 #pragma unroll
@@ -179,6 +201,7 @@ __device__ __forceinline__ bool hand_over(wide_thread<Tile> const& thread, gemm_
   if (warp == 0 && elected) {
 #pragma unroll
     for (int i = 0; i < Tile::outs / Tile::out_cols; ++i) {
+      if (tile.out + i * Tile::out_cols >= p.n_part) break;
       cute::SM90_TMA_STORE_3D::copy(&p.y_map, first + i * Tile::handed_bytes,
                                     tile.out + i * Tile::out_cols, tile.part, tile.row + row);
     }

@@ -18,16 +18,11 @@ class rest_sums {
   }
 
   __device__ __forceinline__ void add(int k_blocks) {
-    wide_memory<Tile>& memory = thread_.memory;
 #pragma unroll 1
     for (int k = 0; k < k_blocks; k += Tile::chunk) {
-      memory.scales.await_filled(thread_.scales);
-      auto const* const of_rows =
-          memory.row_scale[thread_.scales.slot] + row_ + this_thread::lane() % 4 * 2;
+      thread_.memory.scales.await_filled(thread_.scales);
 #pragma unroll 1
-      for (int i = 0; i < Tile::chunk && k + i < k_blocks; ++i) {
-        add_block({of_rows, memory.out_scale[thread_.scales.slot], i});
-      }
+      for (int i = 0; i < Tile::chunk && k + i < k_blocks; ++i) add_block(i);
       thread_.release_scales();
     }
   }
@@ -48,24 +43,24 @@ class rest_sums {
   }
 
  private:
-  __device__ __forceinline__ void add_block(block_scales<Tile> const& scales) {
+  __device__ __forceinline__ void add_block(int k) {
     int const slot = thread_.stage.slot;
     thread_.memory.stages.await_filled(thread_.stage);
-    auto const stage = cute::cast_smem_ptr_to_uint(thread_.memory.stage[slot]);
-    auto const rest =
-        static_cast<std::uint32_t>(Tile::weight_bytes + row_ * 128);  // narrow-ok: of a stage
     float products[2][Tile::rest / 2];
 #pragma unroll
-    for (unsigned half = 0; half < 2; ++half) {
+    for (int half = 0; half < 2; ++half) {
       begin_products<typename Tile::numbers, Tile::rest>(
-          operand_place(stage + half * 64 * 128), operand_place(stage + rest), products[half]);
+          thread_.operands.further(half * 64 * 128),
+          thread_.operands.further(Tile::weight_bytes + row_ * 128), products[half]);
     }
+    auto const factors = read_rest_factors<Tile>(thread_, row_, k);
 #pragma unroll
     for (auto& half : products) end_products(half);
     thread_.release(slot);
-    thread_.stage.next();
+    thread_.next_stage();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) add_scaled_rest(products[half], scales, sums_[half]);
+    for (int half = 0; half < 2; ++half)
+      add_scaled_rest<Tile>(products[half], factors, sums_[half]);
   }
 
   wide_thread<Tile>& thread_;
@@ -84,7 +79,7 @@ __device__ __forceinline__ void pass_tile(wide_thread<Tile>& thread, int k_block
     }
     thread.memory.stages.await_filled(thread.stage);
     thread.release(thread.stage.slot);
-    thread.stage.next();
+    thread.next_stage();
   }
 }
 

@@ -18,6 +18,14 @@ class operand_place {
  public:
   __device__ explicit operand_place(std::uint32_t shared_address)
       : low_((1U << 16) | (shared_address >> 4)) {}
+  /// That many bytes further: whole rows.
+  [[nodiscard]] __device__ operand_place further(int bytes) const {
+    operand_place place = *this;
+    place.low_ += static_cast<std::uint32_t>(bytes >> 4);  // narrow-ok: modulo 2^32
+    return place;
+  }
+  /// Found here, rather than by the compiler's choice where it is used.
+  __device__ void settle() { asm volatile("" : "+r"(low_)); }
   /// `bytes` further along the contiguous k.
   [[nodiscard]] __device__ std::uint64_t along_k(unsigned bytes) const {
     // 8 rows take 1024 bytes; swizzle of 128 bytes.
@@ -70,6 +78,7 @@ MOE64_PRODUCTS(48)
 MOE64_PRODUCTS(56)
 MOE64_PRODUCTS(64)
 MOE64_PRODUCTS(128)
+MOE64_PRODUCTS(192)
 #undef MOE64_PRODUCTS
 
 template <class Numbers, int Rows, std::size_t... I>
