@@ -59,7 +59,7 @@ wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
   wgmma_size const size = size_of(each);
   index_t const k = args.weights.cols(), n = args.weights.parts() * args.weights.part_rows();
   if (size != wgmma_size::many || args.x.type() != dtype::e4m3) return size;
-  if (k < 8 * block) return k > 4 * block && each > 160 ? wgmma_size::broad : size;
+  if (k < 8 * block) return k > 4 * block && each > 176 ? wgmma_size::broad : size;
   if (each <= 160) return wgmma_size::more;
   bool const small_experts = k <= 16 * block && n <= 32 * block;
   bool const fits = each > 272 && each <= 368;

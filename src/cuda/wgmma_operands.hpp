@@ -24,7 +24,8 @@ namespace moe64::cuda::wgmma {
 [[nodiscard]] wgmma_scales scales_of(quantized_view const& q);
 
 /// Whether y [capacity, parts * n_part] in 16 bits is made of 8 outputs of a row at multiples of 16
-/// bytes. The copy engine writes whole ones: of a width that is none it would write what is behind.
+/// bytes. (A box of the copy engine across a width that is no multiple of 8 was seen to change what
+/// lies behind it.)
 [[nodiscard]] bool has_eights(tensor_view const& y, index_t n_part);
 
 /// Maps for the copy engine.

@@ -140,7 +140,7 @@ class wide_sums {
     if constexpr (pieces == 1) {
       return {{read_now(place)}};
     } else {
-      auto const middle = static_cast<std::uint32_t>(thread_.middle);
+      auto const middle = static_cast<std::uint32_t>(thread_.middle);  // narrow-ok: a chunk or 0
       return {{read_now(place), read_now(place + middle * 4), read_now(place + Tile::chunk * 4)}};
     }
   }

@@ -121,7 +121,7 @@ __device__ __forceinline__ rest_factors<Tile> read_rest_factors(wide_thread<Tile
   wide_memory<Tile>& memory = thread.memory;
   int const slot = thread.scales.slot, own = row + this_thread::lane() % 4 * 2;
   auto const first = cute::cast_smem_ptr_to_uint(&memory.row_scale[slot][own][k]);
-  constexpr auto row_bytes = static_cast<std::uint32_t>(sizeof(memory.row_scale[0][0]));
+  constexpr std::uint32_t row_bytes = sizeof(memory.row_scale[0][0]);
   rest_factors<Tile> found;
 #pragma unroll
   for (unsigned j = 0; j < Tile::rest / 4; ++j) {
