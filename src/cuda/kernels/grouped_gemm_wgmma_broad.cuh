@@ -9,24 +9,18 @@ namespace moe64::cuda {
 
 /// Two blocks of threads are a pair: the same outputs, two tiles of rows. Where those are of one
 /// expert, each copies half of the weights to both.
-struct broad_tile {
+struct broad_tile : large_tile {
   using numbers = e4m3_numbers;
-  static constexpr int groups = 2;
+  static constexpr int groups = 2, threads = (groups + 1) * 128;
   static constexpr bool hands = true;
-  static constexpr int block = 64, rows = groups * block, most_rows = rows;
+  static constexpr int rows = groups * block, most_rows = rows, scaled_rows = rows;
+  static constexpr int outs = 192, out_blocks = 2;
   static constexpr int stages = 4;
-  static constexpr int outs = 192, out_blocks = 2, cluster = 2, threads = (groups + 1) * 128;
-  /// Tiles are found two at a time, which takes more than other kernels' feeding.
+  static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + rows * 128;
+  /// Registers of a thread. Pairs of tiles take more to find than other tiles.
   static constexpr int feeding = 56, multiplying = 224;
   static_assert(feeding + groups * multiplying <= 3 * 168);
-  static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + rows * 128;
-  static constexpr int scale_threads = 64, chunk = 4, chunks = 2, scaled_rows = rows;
-  static constexpr int warp_rows = 16, out_rows = 16, out_cols = 64;
-  static constexpr int out_bytes = warp_rows * outs * 2, handed_bytes = block * out_cols * 2;
-  static constexpr int rest = 32;  ///< of tiles that have one
-  [[nodiscard]] static __device__ int place_out(int row, int eight) {
-    return row * out_cols * 2 + (eight ^ row % 8) * 16;
-  }
+  static constexpr int out_rows = 16, out_bytes = warp_rows * outs * 2;
 };
 
 /// By one warp, which is ahead of the others: 16 row tiles, two by two, by some outputs, then by

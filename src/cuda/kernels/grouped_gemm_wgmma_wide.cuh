@@ -22,6 +22,25 @@ struct row_split {
   [[nodiscard]] __device__ int copied() const { return blocks * 64 + (rest ? 32 : 0); }
 };
 
+/// What all large tiles have in common.
+struct large_tile {
+  static constexpr int block = 64,
+                       rest = 32;  ///< of rows: on the left, and up to so many on the right
+  static constexpr int cluster = 2;
+  /// Those that bring scales.
+  static constexpr int scale_threads = 64;
+  /// Scales come by fours along k: 16 bytes of a row.
+  static constexpr int chunk = 4, chunks = 2;
+  /// Rows that a warp has of a block; outputs that are a line of the cache.
+  static constexpr int warp_rows = 16, out_cols = 64;
+  /// What is handed to the copy engine lies 64 outputs by all rows of a block together.
+  static constexpr int handed_bytes = block * out_cols * 2;
+  /// Where 8 of these outputs of a row lie: neither matrices nor rows meet in the banks.
+  [[nodiscard]] static __device__ int place_out(int row, int eight) {
+    return row * out_cols * 2 + (eight ^ row % 8) * 16;
+  }
+};
+
 /// Two blocks of threads are a pair: the same rows, neighbouring outputs; each copies half of the
 /// rows to both.
 ///
@@ -34,37 +53,30 @@ struct row_split {
 /// Hands: y of whole blocks of rows is handed to the copy engine, which writes it while the next
 /// tile is multiplied; the memory that it waits in is a stage less.
 template <class Numbers, int Groups, bool Hands = false>
-struct wide_tile {
+struct wide_tile : large_tile {
   static_assert(Groups == 2 || (Groups == 3 && Numbers::scaled));
   static_assert(!Hands || Groups == 3);
   using numbers = Numbers;
   static constexpr int groups = Groups;
   static constexpr bool hands = Hands;
-  static constexpr int block = 64, rows = (Groups == 2 ? 4 : 3) * block, rest = 32;
+  static constexpr int rows = (Groups == 2 ? 4 : 3) * block;
   /// Three groups leave a rest to the third, which has no block then.
   static constexpr int most_rows = rows + (Groups == 2 ? rest : 0);
   /// Products of numbers go on into the next stage, so that one more is in use. Those of codes end
   /// with theirs: beside 256 rows a fourth stage gives them nothing, and room for y does
   /// (docs/hopper.md).
   static constexpr int stages = Hands ? 4 : Groups == 3 ? 5 : Numbers::scaled ? 3 : 4;
-  static constexpr int outs = 128, out_blocks = 1, cluster = 2, threads = (Groups + 1) * 128;
+  static constexpr int outs = 128, out_blocks = 1, threads = (Groups + 1) * 128;
   /// Registers of a thread: those of a block begin with 168 of each of 384 threads, with 128 of
   /// 512.
   static constexpr int feeding = feeding_registers;
   static constexpr int multiplying = Groups == 2 ? multiplying_registers : 152;
   static_assert(Groups == 2 || feeding + 3 * multiplying <= 4 * 128);
   static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + most_rows * 128;
-  /// Those that bring scales.
-  static constexpr int scale_threads = 64;
-  /// Scales come by fours along k: 16 bytes of a row.
-  static constexpr int chunk = 4, chunks = 2;
   static constexpr int scaled_rows = Numbers::scaled ? most_rows : 1;
-  /// Rows that a warp has of a block, and those that it writes at a time by as many outputs as are
-  /// a line of the cache.
-  static constexpr int warp_rows = 16, out_rows = Groups == 2 ? 16 : 8, out_cols = 64;
-  /// Of y, for each warp; what is handed over lies 64 outputs by all rows of its block together.
+  /// Rows of y that a warp writes at a time, and its memory for y.
+  static constexpr int out_rows = Groups == 2 ? 16 : 8;
   static constexpr int out_bytes = Hands ? warp_rows * outs * 2 : out_rows * out_cols * 2;
-  static constexpr int handed_bytes = block * out_cols * 2;
   /// What a tile takes, in about 8 ns of Hopper: its end, and along k its weights and its rows.
   /// Measured with two groups, and taken for three as well.
   [[nodiscard]] static __device__ std::uint32_t time(row_split const& rows, int k_blocks) {
@@ -74,10 +86,6 @@ struct wide_tile {
     return 192 + depth * (8 + 11 * halves);
   }
   static_assert(192 + 8192 * (8 + 11 * 9) < worker_queue::most_time);
-  /// Where 8 of these outputs of a row lie: neither matrices nor rows meet in the banks.
-  [[nodiscard]] static __device__ int place_out(int row, int eight) {
-    return row * out_cols * 2 + (eight ^ row % 8) * 16;
-  }
 };
 
 template <class Tile>
