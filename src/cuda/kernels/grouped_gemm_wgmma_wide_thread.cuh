@@ -72,6 +72,8 @@ struct wide_thread {
     auto const barrier = static_cast<std::uint32_t>(3 + group);  // narrow-ok: 3 to 5
     cutlass::arch::NamedBarrier::arrive_and_wait(128, barrier);
   }
+  /// Scales that were read may still be on their way. They come before what is written there next,
+  /// which waits for this and is no copy of the engine's.
   __device__ __forceinline__ void release_scales() {
     __syncwarp();
     if (cute::elect_one_sync() != 0) arrive(memory.scales.used[scales.slot]);
