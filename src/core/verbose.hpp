@@ -7,7 +7,8 @@
 #include <string_view>
 
 /// MOE64_VERBOSE=1 prints one line per executed operation on stderr, =2 also the mode of each layer
-/// and why, each implementation that was refused and each kernel that was launched:
+/// and why, each implementation that was refused, what one goes without, and each kernel that was
+/// launched:
 ///   moe64,exec,grouped_gemm,cpu,reference,op=grouped_gemm tokens=...,0.183ms
 /// The problem part can be given to `moe64 verify` and `moe64 bench` as it is.
 namespace moe64 {

@@ -1,5 +1,6 @@
 #include "cuda/grouped_gemm_wgmma.hpp"
 
+#include "core/verbose.hpp"
 #include "cuda/grouped_gemm.hpp"
 #include "cuda/kernels/grouped_gemm_wgmma.hpp"
 #include "cuda/launch.hpp"
@@ -68,14 +69,18 @@ wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
 
 static_assert(wgmma_tickets * sizeof(std::uint32_t) <= grouped_gemm_scratch_bytes);
 
-/// Tickets for the tiles, where they pay (docs/hopper.md): an expert's weights are too large for
-/// the cache to keep them until its other rows come, and it has some.
-bool takes_tickets(grouped_gemm_args const& args, wgmma_size size, index_t each, index_t tiles) {
+/// Whether tickets for the tiles pay (docs/hopper.md): an expert's weights are too large for the
+/// cache to keep them until its other rows come, and it has some.
+bool tickets_pay(grouped_gemm_args const& args, wgmma_size size, index_t each, index_t tiles) {
   weight_stack const& w = args.weights;
   index_t const bytes = w.parts() * w.part_rows() * w.cols() * (w.type() == dtype::e4m3 ? 1 : 2);
   constexpr index_t most_tiles = index_t{1} << 31;  // tickets are 32 bits
-  return size == wgmma_size::many && each > 160 && bytes > index_t{8} << 20 && tiles < most_tiles &&
-         args.scratch.bytes >= grouped_gemm_scratch_bytes;
+  return size == wgmma_size::many && each > 160 && bytes > index_t{8} << 20 && tiles < most_tiles;
+}
+
+/// The same bits, later.
+void say_without(char const* what, stream where, std::string const& reason) {
+  if (verbose_level() >= 2) print_refused("grouped_gemm", where.device, what, reason);
 }
 
 }  // namespace
@@ -144,16 +149,28 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   bool const broad = size == wgmma_size::broad;
   grouped_gemm_wgmma_parameters p = parameters(args, where, broad ? 96 : 128);
   p.once = each <= shape.most_rows;
-  if ((broad || size == wgmma_size::whole) && p.y_vectors) {
-    p.y_map = map_of_y(args.y, p.parts, p.n_part, 64, encoder(where));
+  if (broad || size == wgmma_size::whole) {
+    if (p.y_vectors) {
+      p.y_map = map_of_y(args.y, p.parts, p.n_part, 64, encoder(where));
+    } else {
+      say_without("y by the copy engine", where,
+                  fmt::format("y {} of {} outputs a part is not made of 8 at multiples of 16 bytes",
+                              to_string(args.y), p.n_part));
+    }
   }
   index_t const tiles =
       checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, shape.outs));
   index_t const clusters = std::min(tiles, on.multiprocessors() / shape.cluster);
-  if (takes_tickets(args, size, each, tiles) && clusters <= wgmma_pairs) {
-    p.tickets = static_cast<std::uint32_t*>(args.scratch.data);
-    on.fill(p.tickets, 0, wgmma_tickets * sizeof(std::uint32_t));
+  if (tickets_pay(args, size, each, tiles) && clusters <= wgmma_pairs) {
+    if (args.scratch.bytes >= grouped_gemm_scratch_bytes) {
+      p.tickets = static_cast<std::uint32_t*>(args.scratch.data);
+      on.fill(p.tickets, 0, wgmma_tickets * sizeof(std::uint32_t));
+    } else {
+      say_without("tiles from a counter", where,
+                  fmt::format("scratch has {} bytes, fewer than {}", args.scratch.bytes,
+                              grouped_gemm_scratch_bytes));
+    }
   }
   on.launch(run, {clusters * shape.cluster, shape.threads, shape.shared_bytes}, p);
 }

@@ -6,6 +6,7 @@
 #include "cuda_host/machine.hpp"
 
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -85,6 +86,23 @@ TEST_F(door_tiles, of_an_odd_width_are_no_eights) {
   EXPECT_FALSE(cuda::wgmma::has_eights(y, 203));
   y.stride[0] = 203;
   EXPECT_FALSE(cuda::wgmma::has_eights(y, 200));
+}
+
+// In a process of its own: the environment is read once.
+TEST_F(door_tiles, say_what_they_go_without) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  auto const run = [&](std::string const& words) {
+    ::setenv("MOE64_VERBOSE", "2", 1);
+    static_cast<void>(launch_of(words));
+    std::_Exit(0);
+  };
+  for (std::string const k : {"768", "1024"}) {
+    EXPECT_EXIT(run("mode=w8a8 inter=203 act=silu tokens=300 hidden=" + k),
+                testing::ExitedWithCode(0),
+                "moe64,refused,grouped_gemm,cuda:5,y by the copy engine,y .* of 203 outputs");
+    EXPECT_EXIT(run("mode=w8a8 inter=208 act=silu tokens=300 hidden=" + k),
+                testing::ExitedWithCode(0), "^moe64,launch,grouped_gemm");
+  }
 }
 
 TEST_F(door_tiles, of_few_rows_are_smaller) {
