@@ -42,7 +42,7 @@ class broad_publisher {
     tile_cut const cut = wide_cut<broad_tile>(p_);
     row_tile_walk walk(cut, 1);
     while (gather(walk)) {
-      int const tiles = pairs * outs_each_ * p_.parts;
+      int const tiles = pairs * outs_each_ * p_.parts;  // of outputs below 2^31: below 2^28
       for (; number < tiles; number += workers) publish(number % pairs, number / pairs);
       number -= tiles;
     }

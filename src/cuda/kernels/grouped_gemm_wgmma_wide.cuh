@@ -24,8 +24,8 @@ struct row_split {
 
 /// What all large tiles have in common.
 struct large_tile {
-  static constexpr int block = 64,
-                       rest = 32;  ///< of rows: on the left, and up to so many on the right
+  /// Of rows: a block on the left, and up to so many on the right.
+  static constexpr int block = 64, rest = 32;
   static constexpr int cluster = 2;
   /// Those that bring scales.
   static constexpr int scale_threads = 64;
