@@ -57,11 +57,19 @@ __device__ inline std::uint32_t packed(float a, float b, bool bf16) {
   return bf16 ? packed<true>(a, b) : packed<false>(a, b);
 }
 
+/// 8 outputs of a row at once: a store of a uint4 the compiler may take apart, into four that each
+/// touch every line again (docs/hopper.md).
+__device__ __forceinline__ void write_whole_eight(std::uint16_t* to, uint4 const& eight) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(eight.x), "r"(eight.y),
+               "r"(eight.z), "r"(eight.w)
+               : "memory");
+}
+
 /// Outputs [out, out + 8) of a row, those that its part has.
 __device__ inline void write_eight(grouped_gemm_wgmma_parameters const& p, std::uint8_t const* from,
                                    std::uint16_t* to, int out) {
   if (p.y_vectors && out + 8 <= p.n_part) {
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<uint4 const*>(from);
+    write_whole_eight(to, *reinterpret_cast<uint4 const*>(from));
     return;
   }
 #pragma unroll 1

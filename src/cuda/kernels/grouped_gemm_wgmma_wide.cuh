@@ -111,30 +111,59 @@ __device__ tile_cut wide_cut(grouped_gemm_wgmma_parameters const& p) {
           .more = Tile::most_rows - Tile::rows};
 }
 
-/// By one warp, which is ahead of the others: tiles that are shared out beforehand, all outputs of
-/// some rows, then those of the next rows. Both blocks of pair `me` find the same ones. What is
-/// done for tiles of others must be short: there are `workers` of them.
+/// The tiles of some rows that are side by side: all of a part, then those of the next.
+template <class Tile>
+class tiles_of_rows {
+ public:
+  __device__ explicit tiles_of_rows(grouped_gemm_wgmma_parameters const& p)
+      : of_part_(static_cast<int>(ceil_div(p.n_part, index_t{outs}))),  // narrow-ok: host looked
+        count_(p.parts * of_part_) {}
+  [[nodiscard]] __device__ int count() const { return count_; }
+  /// This block's part of one.
+  [[nodiscard]] __device__ gemm_tile at(int number, int expert, int row, int rows) const {
+    int const part = number / of_part_, out = (number - part * of_part_) * outs;
+    return {expert, row, rows, part, out + rank_in_cluster() * Tile::outs};
+  }
+
+ private:
+  static constexpr int outs = Tile::cluster * Tile::outs;
+  int of_part_, count_;
+};
+
+/// By one warp, which is ahead of the others: tiles by turns, all outputs of some rows, then those
+/// of the next rows. Both blocks of pair `me` find the same ones.
+template <class Tile>
+__device__ void publish_turns(grouped_gemm_wgmma_parameters const& p, int workers, int me,
+                              wide_memory<Tile>& memory) {
+  tile_cut const cut = wide_cut<Tile>(p);
+  tile_ring ring(memory.tile, memory.tiles);
+  row_tile_walk walk(cut, 1);
+  tiles_of_rows<Tile> const tiles(p);
+  int next = me;  // from the first tile of some rows on
+  for (row_run rows = walk.next(); rows.expert >= 0; rows = walk.next()) {
+    for (; next < tiles.count(); next += workers) {
+      ring.publish(tiles.at(next, rows.expert, rows.row, rows.rows));
+    }
+    next -= tiles.count();
+  }
+  ring.publish({-1, 0, 0, 0, 0});
+}
+
+/// The same for tiles that are shared out by what they are thought to take. What is done for tiles
+/// of others must be short: there are `workers` of them.
 template <class Tile>
 __device__ void publish_shares(grouped_gemm_wgmma_parameters const& p, int k_blocks, int workers,
                                int me, wide_memory<Tile>& memory) {
   tile_cut const cut = wide_cut<Tile>(p);
-  constexpr int outs = Tile::cluster * Tile::outs;
   tile_ring ring(memory.tile, memory.tiles);
   row_tile_walk walk(cut, 1);
+  tiles_of_rows<Tile> const tiles(p);
   worker_queue queue(workers);
-  // To reckon 66 workers takes as long as a short tile.
-  bool const by_turns = k_blocks < 24 || workers > worker_queue::most_workers;
-  int turn = 0;
   for (row_run rows = walk.next(); rows.expert >= 0; rows = walk.next()) {
     auto const time = Tile::time(row_split(rows.rows), k_blocks);
-    for (int part = 0; part < p.parts; ++part) {
-      for (int out = 0; out < p.n_part; out += outs) {
-        int const worker = by_turns ? turn : queue.take(time);
-        turn = turn + 1 == workers ? 0 : turn + 1;
-        if (worker != me) continue;
-        ring.publish(
-            {rows.expert, rows.row, rows.rows, part, out + rank_in_cluster() * Tile::outs});
-      }
+    for (int number = 0; number < tiles.count(); ++number) {
+      if (queue.take(time) != me) continue;
+      ring.publish(tiles.at(number, rows.expert, rows.row, rows.rows));
     }
   }
   ring.publish({-1, 0, 0, 0, 0});
@@ -149,8 +178,8 @@ class tile_tickets {
       : counter_(tickets), messages_(tickets + wgmma_ticket_messages + me * wgmma_messages_each) {
     take_next();
   }
-  /// Whether the next tile is this pair's.
-  [[nodiscard]] __device__ bool is_mine() { return ++number_ == ticket_; }
+  /// The number of this pair's next tile.
+  [[nodiscard]] __device__ std::uint32_t next() const { return ticket_ - 1; }
   __device__ void take_next() {
     static_assert(tile_slots + 2 <= wgmma_messages_each);
     std::uint32_t ticket = 0;
@@ -175,7 +204,7 @@ class tile_tickets {
 
  private:
   std::uint32_t *counter_, *messages_;
-  std::uint32_t ticket_ = 0, number_ = 0;  ///< of the next own tile, of the last one; from 1 on
+  std::uint32_t ticket_ = 0;  ///< from 1 on
   unsigned step_ = 0;
 };
 
@@ -185,24 +214,23 @@ template <class Tile>
 __device__ void publish_taken(grouped_gemm_wgmma_parameters const& p, int k_blocks, int me,
                               wide_memory<Tile>& memory) {
   tile_cut const cut = wide_cut<Tile>(p);
-  constexpr int outs = Tile::cluster * Tile::outs;
   constexpr int kept_bytes = 8 << 20, tile_line_bytes = Tile::rows * 128;
   tile_ring ring(memory.tile, memory.tiles);
   row_tile_walk walk(cut, max(1, kept_bytes / tile_line_bytes / k_blocks));
+  tiles_of_rows<Tile> const tiles(p);
   tile_tickets tickets(p.tickets, me);
+  std::uint32_t first = 0;  // tiles before those of a run; of fewer than 2^31, as the host knows
   for (row_run run = walk.next(); run.expert >= 0; run = walk.next()) {
-    for (int part = 0; part < p.parts; ++part) {
-      for (int out = 0; out < p.n_part; out += outs) {
-        for (int tile = 0; tile < run.tiles; ++tile) {
-          if (!tickets.is_mine()) continue;
-          int const row = tile * Tile::rows;
-          int const rows = tile + 1 == run.tiles ? run.rows - row : int{Tile::rows};
-          ring.publish(
-              {run.expert, run.row + row, rows, part, out + rank_in_cluster() * Tile::outs});
-          tickets.take_next();
-        }
-      }
+    auto const count =
+        static_cast<std::uint32_t>(tiles.count() * run.tiles);  // narrow-ok: positive
+    for (; tickets.next() - first < count; tickets.take_next()) {
+      int const number = static_cast<int>(tickets.next() - first);  // narrow-ok: below count
+      int const beside = number / run.tiles, tile = number - beside * run.tiles;
+      int const row = tile * Tile::rows;
+      int const rows = tile + 1 == run.tiles ? run.rows - row : int{Tile::rows};
+      ring.publish(tiles.at(beside, run.expert, run.row + row, rows));
     }
+    first += count;
   }
   ring.publish({-1, 0, 0, 0, 0});
 }
@@ -215,7 +243,12 @@ __device__ void publish_wide(grouped_gemm_wgmma_parameters const& p, int k_block
   if constexpr (Tile::groups == 2) {
     if (p.tickets != nullptr) return publish_taken(p, k_blocks, me, memory);
   }
-  publish_shares(p, k_blocks, workers, me, memory);
+  // To reckon 66 workers takes as long as a short tile.
+  if (k_blocks < 24 || workers > worker_queue::most_workers) {
+    publish_turns(p, workers, me, memory);
+  } else {
+    publish_shares(p, k_blocks, workers, me, memory);
+  }
 }
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.

@@ -311,7 +311,7 @@ class wide_sums {
       std::uint16_t* to = y;
 #pragma unroll
       for (int done = 0; done < Tile::warp_rows; done += Tile::out_rows) {
-        lay_out<Tile, Tile::out_rows>(sums + col / 2 + done / 4, bf16, buffer);
+        lay_out<Tile, Tile::out_rows>(sums + col / 2 + done / 4, bf16, lane, buffer);
         __syncwarp();
         if (whole) {
           uint4 numbers_of_y[turns];
@@ -322,7 +322,7 @@ class wide_sums {
           }
 #pragma unroll
           for (int i = 0; i < turns; ++i, to += step) {
-            *reinterpret_cast<uint4*>(to) = numbers_of_y[i];
+            write_whole_eight(to, numbers_of_y[i]);
           }
         } else if (out < p_.n_part) {
 #pragma unroll 1

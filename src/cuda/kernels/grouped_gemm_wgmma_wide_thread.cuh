@@ -13,8 +13,9 @@ struct this_thread {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
     return number;
   }
-  [[nodiscard]] static __device__ __forceinline__ int lane() { return number() % 32; }
-  [[nodiscard]] static __device__ __forceinline__ int warp() { return number() / 32 % 4; }
+  // Masks, so that the compiler knows that they are not negative.
+  [[nodiscard]] static __device__ __forceinline__ int lane() { return number() & 31; }
+  [[nodiscard]] static __device__ __forceinline__ int warp() { return number() >> 5 & 3; }
 };
 
 /// What a thread of a group keeps from tile to tile.
@@ -162,11 +163,11 @@ __device__ inline std::uint16_t* y_at(grouped_gemm_wgmma_parameters const& p, ge
          tile.part * p.n_part + out;
 }
 
-/// `Rows` of the rows of a warp, by 64 outputs. `sums` begins with the first that the thread has of
-/// them.
+/// `Rows` of the rows of a warp, by 64 outputs. `sums` begins with the first that the thread, which
+/// is `lane`, has of them.
 template <class Tile, int Rows>
-__device__ __forceinline__ void lay_out(float const* sums, bool bf16, std::uint8_t* buffer) {
-  int const lane = this_thread::lane();
+__device__ __forceinline__ void lay_out(float const* sums, bool bf16, int lane,
+                                        std::uint8_t* buffer) {
   // Four 8 x 8 matrices, side by side: rows 0 of a thread, then its rows 8.
 #pragma unroll
   for (int eights = 0; eights < Rows; eights += 8) {
@@ -189,12 +190,12 @@ __device__ __forceinline__ bool hand_over(wide_thread<Tile> const& thread, gemm_
                                           bool bf16, int row, float const (&sums)[Tile::outs / 2]) {
   grouped_gemm_wgmma_parameters const& p = thread.p;
   if (!p.y_vectors || row + Tile::block > tile.rows) return false;
-  int const warp = this_thread::warp();
+  int const warp = this_thread::warp(), lane = this_thread::lane();
   std::uint8_t* const first = thread.memory.out[thread.group * 4];
 #pragma unroll
   for (int i = 0; i < Tile::outs / Tile::out_cols; ++i) {
     lay_out<Tile, Tile::warp_rows>(
-        sums + i * Tile::out_cols / 2, bf16,
+        sums + i * Tile::out_cols / 2, bf16, lane,
         first + i * Tile::handed_bytes + warp * Tile::warp_rows * Tile::out_cols * 2);
   }
   cute::tma_store_fence();
