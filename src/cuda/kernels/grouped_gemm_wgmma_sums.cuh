@@ -58,7 +58,7 @@ __device__ inline std::uint32_t packed(float a, float b, bool bf16) {
 }
 
 /// 8 outputs of a row at once: a store of a uint4 the compiler may take apart, into four that each
-/// touch every line again (docs/hopper.md).
+/// touch every sector again (docs/hopper.md).
 __device__ __forceinline__ void write_whole_eight(std::uint16_t* to, uint4 const& eight) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(eight.x), "r"(eight.y),
                "r"(eight.z), "r"(eight.w)

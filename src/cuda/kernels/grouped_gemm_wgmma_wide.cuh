@@ -222,7 +222,7 @@ __device__ void publish_taken(grouped_gemm_wgmma_parameters const& p, int k_bloc
   std::uint32_t first = 0;  // tiles before those of a run; of fewer than 2^31, as the host knows
   for (row_run run = walk.next(); run.expert >= 0; run = walk.next()) {
     auto const count =
-        static_cast<std::uint32_t>(tiles.count() * run.tiles);  // narrow-ok: positive
+        static_cast<std::uint32_t>(tiles.count() * run.tiles);  // narrow-ok: some of all tiles
     for (; tickets.next() - first < count; tickets.take_next()) {
       int const number = static_cast<int>(tickets.next() - first);  // narrow-ok: below count
       int const beside = number / run.tiles, tile = number - beside * run.tiles;
