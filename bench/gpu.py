@@ -92,12 +92,30 @@ def text_of(one):
     return "; ".join(texts)
 
 
+def updated(before, again):
+    """The points of a run, with those that were measured again in their places."""
+    found = {(one["group"], one["name"]): one for one in again}
+    return [found.pop((one["group"], one["name"]), one) for one in before] + list(found.values())
+
+
+def later_runs(card, measured):
+    """What the table says of points that an --update has measured."""
+    runs = {}
+    for one in measured:
+        if "run" in one and one["run"] != card:
+            groups = runs.setdefault((one["run"]["date"], one["run"]["commit"]), [])
+            if one["group"] not in groups:
+                groups.append(one["group"])
+    return [f"{', '.join(groups)}: {date}, commit {commit}." for (date, commit), groups in runs.items()]
+
+
 def table(card, measured):
     copy = max(one["ours"]["limits"]["copy_bytes_per_s"] for one in measured)
     judged = [one for one in measured if one["bar"]]
     met = sum(one["bar"].endswith("met") for one in judged)
     lines = [f"# moe64 on {card['name']}", "",
              f"{card['date']}, commit {card['commit']}, copy {copy / 1e12:.2f} TB/s. {met} of {len(judged)} bars met.",
+             *later_runs(card, measured),
              "[docs/benchmarks.md](../../docs/benchmarks.md) says how the figures are taken.", "",
              "| operation | problem | implementation | time | figure | bar | peers |", "|---|---|---|---|---|---|---|"]
     for one in measured:
@@ -117,6 +135,8 @@ def main():
     parser.add_argument("--min-time", type=float, default=0.05,
                         help="seconds of replays per measurement, at least ten of them (default 0.05)")
     parser.add_argument("--only", default="", metavar="REGEX", help="points whose operation or name it matches")
+    parser.add_argument("--update", action="store_true",
+                        help="put the points of --only into the table that is there, which says when they were measured")
     parser.add_argument("--commit", default="", help="what to call the tree where it is no checkout")
     parser.add_argument("--output", type=pathlib.Path, help="path without suffix (default bench/results/gpu-CARD)")
     options = parser.parse_args()
@@ -129,12 +149,19 @@ def main():
     points = [point for point in POINTS if re.search(options.only, f"{point.group} {point.name}")]
     if not points:
         parser.error(f"--only {options.only}: no point has such a name")
-    base = options.output or HERE / "results" / f"gpu-{slug(card['name'])}{'-partial' if options.only else ''}"
+    partial = "-partial" if options.only and not options.update else ""
+    base = options.output or HERE / "results" / f"gpu-{slug(card['name'])}{partial}"
     base.parent.mkdir(parents=True, exist_ok=True)
-    measured = []
+    run, measured = card, []
+    if options.update:
+        before = json.loads(base.with_suffix(".json").read_text())
+        if before["card"]["name"] != card["name"]:
+            parser.error(f"--update: {base}.json is of {before['card']['name']}, not of {card['name']}")
+        card, measured = before["card"], before["points"]
     begin = time.monotonic()
     for group in dict.fromkeys(point.group for point in points):
-        measured += measure(options, [point for point in points if point.group == group], peers)
+        again = measure(options, [point for point in points if point.group == group], peers)
+        measured = updated(measured, [{**one, "run": run} for one in again])
         base.with_suffix(".json").write_text(json.dumps({"card": card, "points": measured}, indent=1) + "\n")
         base.with_suffix(".md").write_text(table(card, measured))  # what there is so far
         print(f"{group}: done after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)

@@ -66,10 +66,8 @@ void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode
   p.y = y;
   p.y_vectors = wgmma::has_eights(y, p.n_part);
   if (!p.y_vectors) return;
-  int rows = 8;
-  for (tensor_map& map : p.y_map) {
-    map = wgmma::map_of_y(y, p.n_parts, p.n_part, rows, encode);
-    rows *= 4;
+  for (int i = 0; i < 3; ++i) {
+    p.y_map[i] = wgmma::map_of_y(y, p.n_parts, p.n_part, decode_box_rows[i], encode);
   }
 }
 

@@ -107,6 +107,9 @@ std::string const handed = " tokens=1300 hidden=1024 inter=512 experts=8 top_k=2
 std::string const broad = " tokens=1300 hidden=768 inter=512 experts=8 top_k=2";
 // And to tiles that are taken from a counter.
 std::string const counted = " tokens=600 hidden=2176 inter=2112 experts=3 top_k=1";
+// Numbers by codes: several tiles for each block of threads, whose y lies in stages of theirs.
+std::string const kept_few = " tokens=180 hidden=256 inter=9000 experts=4 top_k=1";
+std::string const kept_many = " tokens=1200 hidden=256 inter=9000 experts=4 top_k=1";
 
 INSTANTIATE_TEST_SUITE_P(
     of, repeat,
@@ -133,7 +136,10 @@ INSTANTIATE_TEST_SUITE_P(
         "op=grouped_gemm_wgrad weight=bf16" + shape,
         "op=grouped_gemm weight=e4m3 mode=w8a8" + counted,
         "op=grouped_gemm weight=e4m3 mode=w8a8" + handed,
-        "op=grouped_gemm weight=e4m3 mode=w8a8" + broad),
+        "op=grouped_gemm weight=e4m3 mode=w8a8" + broad,
+        "op=grouped_gemm weight=e4m3 mode=w8a16" + kept_few,
+        "op=grouped_gemm weight=e4m3 mode=w8a16" + kept_many,
+        "op=grouped_gemm weight=mxfp4" + kept_many),
     [](auto const& given) { return "problem_" + std::to_string(given.index); });
 
 }  // namespace

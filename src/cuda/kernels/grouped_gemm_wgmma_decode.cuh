@@ -46,13 +46,16 @@ struct decode_tile {
   static constexpr int line_bytes = StageK * Codes::bits / 8;  ///< codes of an output
   static constexpr int weight_bytes = outs * line_bytes, panel_bytes = Rows * 128;
   static constexpr int stage_bytes = weight_bytes + panels * panel_bytes;
-  /// Whether a warp of its own brings the factor of a low-rank term ahead of its use. Where not,
-  /// two warps bring scales of groups.
-  static constexpr bool low_rank_ahead = Products == decode_products::of_groups;
-  static constexpr int scale_warps = Codes::bits == 4 && !low_rank_ahead ? 2 : 1;
-  /// Rows of y that a group hands to the copy engine at a time; there are two buffers for them.
-  static constexpr int rows_out = Rows <= 64 ? 16 : 64;
-  static_assert(Rows % (8 * Halves) == 0 && Rows % rows_out % 16 == 0 && Rows / 8 / cluster < 32);
+  /// Scales of groups are many: two warps bring them.
+  static constexpr int scale_warps = Codes::bits == 4 ? 2 : 1;
+  /// Whether a warp of its own brings the factor of a low-rank term ahead of its use.
+  static constexpr bool low_rank_ahead = Products == decode_products::of_groups && scale_warps == 1;
+  /// y is laid out in two parts: in memory of the group's own and, what has no room there, in the
+  /// last stage of its tile, once all have multiplied that, half of which is a group's.
+  static constexpr int part_rows = Rows / 2, own_rows = Rows <= 32 ? Rows : part_rows;
+  static constexpr int half_stage = stage_bytes / groups;
+  static_assert(half_stage % 1024 == 0 && part_rows * 128 <= half_stage && Rows % 16 == 0);
+  static_assert(Rows % (8 * Halves) == 0 && Rows / 8 / cluster < 32);
   static_assert(StageK == 64 || StageK == 128);
 };
 
@@ -74,7 +77,7 @@ inline constexpr int low_rank_step = 16, low_rank_slots = 1;
 template <class Tile>
 struct decode_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
-  alignas(1024) std::uint8_t out[Tile::groups][2][Tile::rows_out * 128];  ///< by group and turn
+  alignas(1024) std::uint8_t out[Tile::groups][Tile::own_rows * 128];
   float scale[Tile::scale_slots][Tile::codes::scales];
   float low_rank[low_rank_slots][low_rank_step][Tile::low_rank_ahead ? Tile::outs : 1];
   /// Where weights and scales of a tile are, by part of k: a copy for each of those who bring them,
@@ -85,6 +88,7 @@ struct decode_memory {
   ring_barriers<Tile::scale_slots> scales;
   ring_barriers<low_rank_slots> low_ranks;
   ring_barriers<tile_slots> tiles;
+  shared_barrier last_multiplied;  ///< the last stage of a tile, by all
   expert_tiles::memory tile_sums;
 };
 

@@ -24,6 +24,9 @@ struct group_scales {
 /// Bytes of a run at most.
 inline constexpr int most_run_bytes = 16;
 
+/// Rows of y that the copy engine may write at a time.
+inline constexpr int decode_box_rows[] = {8, 32, 64};
+
 /// y = x W^T for sm_90a where x are numbers and weights are codes, which become numbers of the type
 /// of x on their way to the tensor cores: the bits are those of decoded weights. n counts outputs,
 /// k is summed over: with transposed weights those are their columns and rows.
@@ -46,9 +49,9 @@ struct grouped_gemm_decode_parameters {
   tensor_map u[5];         ///< of it (k, 0, row): boxes as of x
   tensor_view y;           ///< [capacity, n_parts * n_part] bf16 f16
   /// Rows of y begin at multiples of 16 bytes, in each part. Then the copy engine writes it:
-  /// (output, part, row), boxes of 64 outputs x 8 or 32 rows.
+  /// (output, part, row), boxes of 64 outputs x decode_box_rows.
   bool y_vectors;
-  tensor_map y_map[2];
+  tensor_map y_map[3];
   bool once;  ///< weights are read about once: they need not stay in the cache
 };
 

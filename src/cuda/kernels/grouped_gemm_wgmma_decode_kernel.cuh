@@ -14,19 +14,25 @@ inline constexpr int decode_feeding_registers = 56;
   return blocks_each == 1 ? 224 : 88;
 }
 
-/// A tile by the code for its width.
-template <class Tile, int Width = 8>
-__device__ __forceinline__ void decode_and_multiply(decode_thread<Tile>& thread,
-                                                    gemm_tile const& tile, int panels) {
-  if constexpr (Width * Tile::halves < Tile::rows) {
-    if (tile.rows > Width * Tile::halves) {
-      return decode_and_multiply<Tile, Width + 8>(thread, tile, panels);
-    }
-  }
-  decode_sums<Tile, Width> sums;
+template <class Tile, int Most>
+__device__ __forceinline__ void multiply_sums(decode_thread<Tile>& thread, gemm_tile const& tile,
+                                              int panels, int width) {
+  decode_sums<Tile, Most> sums(width);
   if (thread.p.low_rank.rank > 0) sums.add_low_rank(thread, tile);
   sums.add_all(thread, panels);
   sums.store(thread, tile);
+}
+template <class Tile>
+__device__ __forceinline__ void decode_and_multiply(decode_thread<Tile>& thread,
+                                                    gemm_tile const& tile, int panels) {
+  constexpr int most = Tile::rows / Tile::halves;
+  int const width = width_of<Tile>(tile);
+  if constexpr (Tile::products == decode_products::of_groups) {
+    multiply_sums<Tile, most>(thread, tile, panels, width);
+  } else {
+    for_width<false, most>(
+        width, [&]<int Width>() { multiply_sums<Tile, Width>(thread, tile, panels, Width); });
+  }
 }
 
 template <class Tile>
@@ -67,6 +73,7 @@ __global__ void __launch_bounds__(Tile::threads, Tile::blocks_each)
     memory.stages.make(1, multiplying_warps * Tile::cluster);
     memory.scales.make(32 * Tile::scale_warps, multiplying_warps);
     memory.low_ranks.make(32, 32 * multiplying_warps);
+    make_barrier(memory.last_multiplied, multiplying_warps);
     memory.tiles.make(1,
                       multiplying_warps + 1 + Tile::scale_warps + (Tile::low_rank_ahead ? 1 : 0));
     cutlass::arch::fence_barrier_init();
@@ -91,10 +98,12 @@ __global__ void __launch_bounds__(Tile::threads, Tile::blocks_each)
     cutlass::arch::warpgroup_reg_alloc<decoding_registers(Tile::blocks_each)>();
     tile_reader reader(memory.tile, memory.tiles);
     decode_thread<Tile> thread(p, memory);
-    gemm_tile tile;
-    while (reader.next(tile)) {
+    for (;;) {
+      gemm_tile const& tile = reader.await();
+      if (tile.expert < 0) break;
       thread.load_bias(tile);
       decode_and_multiply(thread, tile, p.k_parts * stages * Tile::panels);
+      reader.done();
     }
     // What the copy engine still reads must not go away.
     cute::tma_store_wait<0>();

@@ -3,6 +3,7 @@
 #include "cuda/kernels/grouped_gemm_wgmma_decode.cuh"
 #include "cuda/kernels/low_rank.cuh"
 #include "cuda/kernels/mma_codes.cuh"
+#include "cuda/kernels/this_thread.cuh"
 
 namespace moe64::cuda {
 
@@ -45,8 +46,8 @@ struct decode_thread {
   int group, lane, out;  ///< out: the first of its two outputs of the tile
   ring_place<Tile::stages> stage;
   ring_place<Tile::scale_slots> scale;
-  /// Bit 0: which buffer of y is next; bit 1: the parity of the one slot of low_ranks. In one
-  /// register, since there is none to spare.
+  /// Bit 0: the parity of last_multiplied; bit 1: that of the one slot of low_ranks; bit 2: the
+  /// stage before this one has y in it. In one register, since there is none to spare.
   unsigned turn = 0;
   float addend[2];  ///< bias of its outputs
 
@@ -58,14 +59,16 @@ struct decode_thread {
         lane(lane_number()),
         out(group * 64 + warp_number() % 4 * 16 + lane / 4 * (Tile::transposed ? 2 : 1)) {}
 
-  [[nodiscard]] __device__ std::uint8_t* buffer() const { return memory.out[group][turn & 1]; }
-  [[nodiscard]] __device__ ring_place<low_rank_slots> low_rank() const { return {0, turn >> 1}; }
+  [[nodiscard]] __device__ ring_place<low_rank_slots> low_rank() const {
+    return {0, turn >> 1 & 1};
+  }
   __device__ void next_low_rank() {
     arrive(memory.low_ranks.used[0]);
     turn ^= 2;
   }
   __device__ void await_group() const {
-    auto const barrier = static_cast<std::uint32_t>(group);  // narrow-ok: below 4
+    auto const barrier =
+        static_cast<std::uint32_t>(this_thread::number() / 128);  // narrow-ok: 1, 2
     cutlass::arch::NamedBarrier::arrive_and_wait(128, barrier);
   }
 
@@ -79,6 +82,26 @@ struct decode_thread {
       arrive_at(memory.stages.used[slot], lane, lane < Tile::cluster);
     }
   }
+  /// By the whole warp, which is at the last stage of a tile and will lay out y there.
+  __device__ void keep() {
+    __syncwarp();
+    if (lane == 0) arrive(memory.last_multiplied);
+    turn |= kept;
+  }
+  /// Until all have multiplied the stage that is kept, the one before this. Gives where it is.
+  [[nodiscard]] __device__ std::uint8_t* await_kept() {
+    await(memory.last_multiplied, turn & 1U);
+    turn ^= 1U;
+    return memory.stage[slot_before(stage.slot)];
+  }
+  /// If a stage is kept, as soon as the copy engine has read it. `slot`: the first of the next
+  /// tile, or of its low-rank term.
+  __device__ void release_kept(int slot) {
+    if ((turn & kept) == 0) return;
+    cute::tma_store_wait<0>();
+    turn ^= kept;
+    release(slot_before(slot));
+  }
   /// The right operand of an even or odd panel of the tile, which is where the thread is.
   [[nodiscard]] __device__ std::uint8_t const* x(int odd) const {
     return memory.stage[stage.slot] + Tile::weight_bytes + odd % Tile::panels * Tile::panel_bytes;
@@ -91,12 +114,13 @@ struct decode_thread {
 
   __device__ void load_bias(gemm_tile const& tile) {
     tensor_view const& bias = p.bias[tile.part];
+    if (!bias.present()) return;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       index_t const at = index_t{tile.out} + out + i * Tile::out_step;
-      bool const live = bias.present() && at < p.n_part;
-      float const value =
-          live ? load_number(bias.type, bias.data, offset_of(bias, tile.expert, at)) : 0.0F;
+      float const value = at < p.n_part
+                              ? load_number(bias.type, bias.data, offset_of(bias, tile.expert, at))
+                              : 0.0F;
       if (i == 0) addend[0] = value;
       if (i == 1) addend[1] = value;
     }
@@ -129,6 +153,11 @@ struct decode_thread {
  private:
   using left = typename Tile::left;
   static constexpr int panels_per_block = 128 / Tile::panel_k;
+  static constexpr unsigned kept = 4;
+
+  [[nodiscard]] static __device__ int slot_before(int slot) {
+    return slot == 0 ? Tile::stages - 1 : slot - 1;
+  }
 
   /// Where the line of codes of output `out` begins, and by what the copy engine has exchanged its
   /// 16s: the number of each XOR that. Output out + 8 has the same.
@@ -210,22 +239,56 @@ struct decode_thread {
   }
 };
 
+/// Rows of each of a tile's products.
+template <class Tile>
+[[nodiscard]] __device__ int width_of(gemm_tile const& tile) {
+  constexpr int each = 8 * Tile::halves;
+  int const rows = __shfl_sync(~0U, tile.rows, 0);  // which the compiler must know to be the same
+  return (rows + each - 1) / each * 8;
+}
+
+/// body<Width>() for the width that it is, up to Most. The questions lie together, in front of all
+/// bodies: what the compiler makes of a switch lies among them, and is waited for.
+template <bool LargestFirst, int Most, class Body, int... I>
+__device__ __forceinline__ void for_width(int width, Body const& body,
+                                          std::integer_sequence<int, I...>) {
+  if constexpr (LargestFirst) {
+    (void)((width > Most - 8 * (I + 1) ? (body.template operator()<Most - 8 * I>(), true)
+                                       : false) ||
+           ...);
+  } else {
+    (void)((width <= 8 * (I + 1) ? (body.template operator()<8 * (I + 1)>(), true) : false) || ...);
+  }
+}
+template <bool LargestFirst, int Most, class Body>
+__device__ __forceinline__ void for_width(int width, Body const& body) {
+  asm volatile("" : "+r"(width));  // nothing is known of it: comparisons stay what they are
+  for_width<LargestFirst, Most>(width, body, std::make_integer_sequence<int, Most / 8>());
+}
+
 /// The sums of one thread of a group of four warps: of outputs `out` and that + 8, of each 8 rows
-/// the two from lane % 4 * 2 on.
-template <class Tile, int Width>
+/// the two from lane % 4 * 2 on. Products may be up to Most rows wide; where they are narrower, the
+/// sums of each lie as if they were not. So with products of groups all but the loop over k is the
+/// same code for every width: what runs once for each tile would otherwise wait for its
+/// instructions. Those of warps have too few registers for that, and a width each.
+template <class Tile, int Most>
 class decode_sums {
  public:
-  __device__ decode_sums() {
+  __device__ __forceinline__ explicit decode_sums(int width) : width_(width) {
 #pragma unroll
     for (float& sum : sums_) sum = 0.0F;
   }
 
-  /// The products of all panels of a tile, an even number.
+  /// The products of all panels of a tile, an even number. The last stage is not released.
   __device__ __forceinline__ void add_all(decode_thread<Tile>& thread, int panels) {
-    if constexpr (Tile::products == decode_products::of_warps) {
-      add_by_warps(thread, panels);
+    if constexpr (Tile::products == decode_products::of_groups) {
+      left_numbers first[steps];
+      thread.memory.stages.await_filled(thread.stage);
+      decode(thread, 0, first);
+      for_width<true, Most>(width_,
+                            [&]<int Width>() { add_by_groups<Width>(thread, panels, first); });
     } else {
-      add_by_groups(thread, panels);
+      add_by_warps(thread, panels);
     }
     thread.next_scales();
   }
@@ -234,6 +297,7 @@ class decode_sums {
   __device__ __forceinline__ void add_low_rank(decode_thread<Tile>& thread, gemm_tile const& tile) {
     mma_low_rank const& low = thread.p.low_rank;
     int const rank = static_cast<int>(low.rank);  // narrow-ok: host looked
+    thread.release_kept(thread.stage.slot);
 #pragma unroll 1
     for (int k = 0; k < rank; k += low_rank_step) {
       low_rank_left left(thread, tile, k);
@@ -257,6 +321,10 @@ class decode_sums {
 
  private:
   static constexpr int steps = Tile::steps;
+  /// y is laid out in two parts. Of two products each is one.
+  static constexpr int most_first =
+      Tile::halves == 2 || Most < Tile::part_rows ? Most : Tile::part_rows;
+  static constexpr int most_second = Tile::halves * Most - most_first;
 
   /// What a thread holds of V as the left operand, 16 along k.
   struct low_rank_left {
@@ -293,7 +361,7 @@ class decode_sums {
 
   __device__ __forceinline__ void add_by_warps(decode_thread<Tile>& thread, int panels) {
 #pragma unroll 1
-    for (int panel = 0; panel < panels; panel += Tile::panels) {
+    for (int panel = 0;;) {
       thread.memory.stages.await_filled(thread.stage);
 #pragma unroll
       for (int i = 0; i < Tile::panels; ++i) {
@@ -301,28 +369,29 @@ class decode_sums {
         decode(thread, panel + i, left);
         multiply_by_warps(thread.x(i), left);
       }
+      thread.release_kept(thread.stage.slot);
+      panel += Tile::panels;
+      if (panel == panels) break;
       thread.release(thread.stage.slot);
       thread.stage.next();
     }
   }
 
   /// In two sets of registers by turns: while the tensor cores read one, codes of the next panel
-  /// are decoded into the other.
-  __device__ __forceinline__ void add_by_groups(decode_thread<Tile>& thread, int panels) {
-    left_numbers even[steps], odd[steps];
-    thread.memory.stages.await_filled(thread.stage);
-    decode(thread, 0, even);
+  /// are decoded into the other. The first panel has been.
+  template <int Width>
+  __device__ __forceinline__ void add_by_groups(decode_thread<Tile>& thread, int panels,
+                                                left_numbers (&even)[steps]) {
+    left_numbers odd[steps];
 #pragma unroll 1
     for (int panel = 1;; panel += 2) {
-      advance<0>(thread, panel, even, odd);
+      advance<Width, 0>(thread, panel, even, odd);
       if (panel + 1 == panels) break;
-      advance<1>(thread, panel + 1, odd, even);
+      advance<Width, 1>(thread, panel + 1, odd, even);
     }
-    multiply_by_group(thread.x(1), odd);
+    multiply_by_group<Width>(thread.x(1), odd);
     cute::warpgroup_wait<0>();
     fence_registers(sums_);
-    thread.release(thread.stage.slot);
-    thread.stage.next();
   }
 
   __device__ __forceinline__ void decode(decode_thread<Tile>& thread, int panel,
@@ -339,21 +408,23 @@ class decode_sums {
   }
 
   /// Multiplies panel next - 1, where the thread is, and decodes panel `next`.
-  template <int Odd>
+  template <int Width, int Odd>
   __device__ __forceinline__ void advance(decode_thread<Tile>& thread, int next,
                                           left_numbers (&now)[steps], left_numbers (&then)[steps]) {
     int const slot = thread.stage.slot;
-    multiply_by_group(thread.x(Odd), now);
+    multiply_by_group<Width>(thread.x(Odd), now);
     constexpr bool last_of_stage = Tile::panels == 1 || Odd == 1;
     if constexpr (last_of_stage) {
       thread.stage.next();
       thread.memory.stages.await_filled(thread.stage);
     }
     decode(thread, next, then);
+    if (Odd == 0 && next == 1) thread.release_kept(slot);
     cute::warpgroup_wait<0>();
     if constexpr (last_of_stage) thread.release(slot);
   }
 
+  template <int Width>
   __device__ __forceinline__ void multiply_by_group(std::uint8_t const* x,
                                                     left_numbers (&now)[steps]) {
     fence(now);
@@ -365,7 +436,7 @@ class decode_sums {
       for (int half = 0; half < Tile::halves; ++half) {
         operand_place const right(cute::cast_smem_ptr_to_uint(x + half * Width * 128));
         multiply_registers<typename Tile::left, Width>(now[step], right.along_k(step * 32),
-                                                       sums_ + half * (Width / 2),
+                                                       sums_ + half * (Most / 2),
                                                        std::make_index_sequence<Width / 2>());
       }
     }
@@ -375,16 +446,22 @@ class decode_sums {
   /// groups outside of its loop the compiler would not let those in it run ahead.
   __device__ __forceinline__ void add_step(std::uint8_t const* x, int step,
                                            left_numbers const& now) {
-    constexpr int rows = Tile::halves * Width;
     int const matrix = lane_number() / 8, row = lane_number() % 8;
 #pragma unroll
-    for (int first = 0; first < rows; first += 16) {
-      bool const both = first + 8 < rows;
-      int const at = first + (both ? matrix / 2 * 8 : 0) + row, chunk = step * 2 + matrix % 2;
-      std::uint32_t right[4];
-      load_matrices(right, shared_address_of(x + at * 128 + (chunk ^ row) * 16));
-      multiply_eight(now, first, right);
-      if (both) multiply_eight(now, first + 8, right + 2);
+    for (int half = 0; half < Tile::halves; ++half) {
+#pragma unroll
+      for (int first = 0; first < Most; first += 16) {
+        if (first >= width_) break;
+        bool const both = first + 8 < width_;
+        int const at = half * width_ + first + (both ? matrix / 2 * 8 : 0) + row;
+        std::uint32_t right[4];
+        load_matrices(right,
+                      shared_address_of(x + at * 128 + ((step * 2 + matrix % 2) ^ row) * 16));
+        multiply_eight(now, half * Most + first, right);
+        if (first + 8 < Most && both) {
+          multiply_eight(now, half * Most + first + 8, right + 2);
+        }
+      }
     }
   }
   static __device__ __forceinline__ void fence(left_numbers (&left)[steps]) {
@@ -399,8 +476,8 @@ class decode_sums {
 #pragma unroll
     for (int step = 0; step < steps; step += 2) {
 #pragma unroll
-      for (int first = 0; first < Width; first += 16) {
-        bool const both = first + 8 < Width;
+      for (int first = 0; first < Most; first += 16) {
+        bool const both = first + 8 < Most;
         std::uint32_t right[2][4];
 #pragma unroll
         for (int i = 0; i < (both ? 2 : 1); ++i) {
@@ -427,15 +504,16 @@ class decode_sums {
     for (int i = 0; i < 4; ++i) sums_[first / 2 + i] = sums[i];
   }
 
-  [[nodiscard]] static __device__ std::uint32_t packed(float a, float b, bool bf16) {
-    return bf16 ? bf16_left::of(a, b) : f16_left::of(a, b);
-  }
   __device__ void add_bias(decode_thread<Tile> const& thread);
-  __device__ void transpose(decode_thread<Tile> const& thread, int first, bool bf16) const;
-  __device__ void transpose_pairs(decode_thread<Tile> const& thread, int first, bool bf16) const;
-  __device__ void transpose_matrices(decode_thread<Tile> const& thread, int first, bool bf16) const;
+  template <int First, int Count>
+  __device__ void lay_out(decode_thread<Tile> const& thread, std::uint8_t* to) const;
+  template <class Numbers, int Count>
+  static __device__ void lay_out_pairs(float const* sums, std::uint8_t* to);
+  template <class Numbers, int Count>
+  static __device__ void lay_out_matrices(float const* sums, std::uint8_t* to);
 
-  float sums_[Tile::halves * Width / 2];
+  int width_;
+  float sums_[Tile::halves * Most / 2];
 };
 
 }  // namespace moe64::cuda
