@@ -161,16 +161,16 @@ TEST_F(cuda_wgmma_decode, rings_go_round_many_times) {
   }
 }
 
-/// Tiles of one, two and three stages, many of them one after the other in each block of threads: y
+/// Tiles of one stage to four, many of them one after the other in each block of threads: y
 /// of the one before is still in a stage when the next has no others left.
 TEST_F(cuda_wgmma_decode, short_tiles_whose_y_lies_in_their_last_stage) {
   for (std::vector<index_t> const& counts : {std::vector<index_t>{64, 33, 40, 47, 8, 61},
                                              {160, 129, 140, 33, 155, 97},
                                              {288, 300, 130, 600, 257, 16}}) {
-    for (index_t const cols : {16, 144, 320}) {
+    for (index_t const cols : {16, 144}) {
       for (index_t const rank : {0, 264}) {
         SCOPED_TRACE(std::to_string(cols) + " along k, rank " + std::to_string(rank));
-        gemm_call const call(blocks, {2, 10'000, cols}, counts, dtype::bf16, content::random,
+        gemm_call const call(blocks, {1, 9'000, cols}, counts, dtype::bf16, content::random,
                              {false, true, rank});
         EXPECT_EQ(difference(run(call.args, "wgmma_decode"), run(call.args, "mma")), "");
       }

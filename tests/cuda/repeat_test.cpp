@@ -108,8 +108,8 @@ std::string const broad = " tokens=1300 hidden=768 inter=512 experts=8 top_k=2";
 // And to tiles that are taken from a counter.
 std::string const counted = " tokens=600 hidden=2176 inter=2112 experts=3 top_k=1";
 // Numbers by codes: several tiles for each block of threads, whose y lies in stages of theirs.
-std::string const kept_few = " tokens=180 hidden=256 inter=9000 experts=4 top_k=1";
-std::string const kept_many = " tokens=1200 hidden=256 inter=9000 experts=4 top_k=1";
+std::string const kept_few = " tokens=360 hidden=256 inter=9000 experts=8 top_k=1 act=silu";
+std::string const kept_many = " tokens=600 hidden=256 inter=9000 experts=2 top_k=1 act=silu";
 
 INSTANTIATE_TEST_SUITE_P(
     of, repeat,

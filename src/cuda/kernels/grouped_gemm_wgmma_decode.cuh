@@ -50,11 +50,11 @@ struct decode_tile {
   static constexpr int scale_warps = Codes::bits == 4 ? 2 : 1;
   /// Whether a warp of its own brings the factor of a low-rank term ahead of its use.
   static constexpr bool low_rank_ahead = Products == decode_products::of_groups && scale_warps == 1;
-  /// y is laid out in two parts: in memory of the group's own and, what has no room there, in the
-  /// last stage of its tile, once all have multiplied that, half of which is a group's.
-  static constexpr int part_rows = Rows / 2, own_rows = Rows <= 32 ? Rows : part_rows;
-  static constexpr int half_stage = stage_bytes / groups;
-  static_assert(half_stage % 1024 == 0 && part_rows * 128 <= half_stage && Rows % 16 == 0);
+  /// y is laid out in memory of the group's own, that many rows of it, and, what has no room there,
+  /// in the group's share of the tile's last stage, once all have multiplied that.
+  static constexpr int own_rows = Rows <= 32 ? Rows : Rows / 2;
+  static constexpr int stage_share = stage_bytes / groups;
+  static_assert(stage_share % 1024 == 0 && (Rows - own_rows) * 128 <= stage_share);
   static_assert(Rows % (8 * Halves) == 0 && Rows / 8 / cluster < 32);
   static_assert(StageK == 64 || StageK == 128);
 };

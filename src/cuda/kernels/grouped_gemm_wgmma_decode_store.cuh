@@ -59,9 +59,9 @@ __device__ void hand_over(decode_thread<Tile> const& thread, gemm_tile const& ti
   if (out >= thread.p.n_part) return;
 #pragma unroll
   for (int i = std::size(decode_box_rows) - 1; i >= 0; --i) {
-    constexpr int rows[] = {decode_box_rows[0], decode_box_rows[1], decode_box_rows[2]};
+    constexpr int box[] = {decode_box_rows[0], decode_box_rows[1], decode_box_rows[2]};
 #pragma unroll 1
-    for (; row + rows[i] <= end; row += rows[i]) {
+    for (; row + box[i] <= end; row += box[i]) {
       cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[i], part.rows + row * 128, out, tile.part,
                                     tile.row + part.first + row);
     }
@@ -111,7 +111,7 @@ __device__ __forceinline__ void decode_sums<Tile, Most>::store(decode_thread<Til
   int const first = Tile::halves == 2 ? width_ : most_first;
   laid_out rest = {own, first, first};
   if constexpr (keeps) {
-    rest.rows = thread.await_kept() + this_group() * Tile::half_stage;
+    rest.rows = thread.await_kept() + this_group() * Tile::stage_share;
     rest.end = tile.rows > first ? tile.rows : first;
     lay_out<most_first, most_second>(thread, rest.rows);
   }
