@@ -66,9 +66,8 @@ void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode
   p.y = y;
   p.y_vectors = wgmma::has_eights(y, p.n_part);
   if (!p.y_vectors) return;
-  for (int i = 0; i < 3; ++i) {
-    p.y_map[i] = wgmma::map_of_y(y, p.n_parts, p.n_part, decode_box_rows[i], encode);
-  }
+  std::transform(std::begin(decode_box_rows), std::end(decode_box_rows), p.y_map,
+                 [&](int rows) { return wgmma::map_of_y(y, p.n_parts, p.n_part, rows, encode); });
 }
 
 tensor_map describe_codes(tensor_view const& w, bool transpose, decode_shape const& shape,

@@ -3,6 +3,8 @@
 #include "cuda/kernels/grouped_gemm_mma.hpp"
 #include "cuda/kernels/grouped_gemm_wgmma.hpp"
 
+#include <iterator>
+
 namespace moe64::cuda {
 
 /// Scales of groups along k: of the weights at (n, k) scale (n / n_each, k / group). They are read
@@ -51,7 +53,7 @@ struct grouped_gemm_decode_parameters {
   /// Rows of y begin at multiples of 16 bytes, in each part. Then the copy engine writes it:
   /// (output, part, row), boxes of 64 outputs x decode_box_rows.
   bool y_vectors;
-  tensor_map y_map[3];
+  tensor_map y_map[std::size(decode_box_rows)];
   bool once;  ///< weights are read about once: they need not stay in the cache
 };
 

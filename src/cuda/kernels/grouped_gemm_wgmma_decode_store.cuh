@@ -18,10 +18,9 @@ struct laid_out {
   int first, end;
 
   [[nodiscard]] __device__ int count() const { return end - first; }
-  /// One of two, without a place in memory.
-  [[nodiscard]] static __device__ laid_out either(bool a, laid_out const& one,
-                                                  laid_out const& other) {
-    return {a ? one.rows : other.rows, a ? one.first : other.first, a ? one.end : other.end};
+  /// One of two, member by member: chosen by reference they would lie in local memory.
+  [[nodiscard]] static __device__ laid_out either(bool one, laid_out const& a, laid_out const& b) {
+    return {one ? a.rows : b.rows, one ? a.first : b.first, one ? a.end : b.end};
   }
 };
 
@@ -83,13 +82,14 @@ __device__ void write_parts(decode_thread<Tile> const& thread, gemm_tile const& 
   }
   laid_out const last = laid_out::either(second.count() > 0, second, first);
   write_rows(thread, tile, last, last.count() % 8);
-  // Two warps for each part, and always the same lanes, which later wait for what they handed over.
+  // Two warps for each part: its first box and the others. Always the same lanes, which later wait
+  // for what they handed over.
   if (cute::elect_one_sync() == 0) return;
-  constexpr int half = 64;
+  constexpr int box = 64;
   int const warp = this_thread::warp();
   laid_out const part = laid_out::either(warp < 2, first, second);
-  int const row = warp % 2 * half;
-  hand_over(thread, tile, part, row, warp % 2 == 0 ? within(part.count(), half) : part.count());
+  int const row = warp % 2 * box;
+  hand_over(thread, tile, part, row, warp % 2 == 0 ? within(part.count(), box) : part.count());
 }
 
 template <class Tile, int Most>

@@ -92,6 +92,7 @@ class decode_sums {
   static constexpr int most_first =
       Tile::halves == 2 || Most < Tile::own_rows ? Most : Tile::own_rows;
   static constexpr int most_second = Tile::halves * Most - most_first;
+  static_assert(most_first <= Tile::own_rows && most_second * 128 <= Tile::stage_share);
 
   /// What a thread holds of V as the left operand, 16 along k.
   struct low_rank_left {
