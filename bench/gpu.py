@@ -6,6 +6,7 @@ it measures, others judge.
 """
 
 import argparse
+import collections
 import json
 import pathlib
 import re
@@ -99,14 +100,15 @@ def updated(before, again):
 
 
 def later_runs(card, measured):
-    """What the table says of points that an --update has measured."""
+    """What the table says of points that an --update has measured: whole groups, or how many of one."""
+    points = collections.Counter(one["group"] for one in measured)
     runs = {}
     for one in measured:
         if "run" in one and one["run"] != card:
-            groups = runs.setdefault((one["run"]["date"], one["run"]["commit"]), [])
-            if one["group"] not in groups:
-                groups.append(one["group"])
-    return [f"{', '.join(groups)}: {date}, commit {commit}." for (date, commit), groups in runs.items()]
+            runs.setdefault((one["run"]["date"], one["run"]["commit"]), collections.Counter())[one["group"]] += 1
+    return [", ".join(group if count == points[group] else f"{group} ({count} of {points[group]})"
+                      for group, count in groups.items()) + f": {date}, commit {commit}."
+            for (date, commit), groups in runs.items()]
 
 
 def table(card, measured):
@@ -154,6 +156,8 @@ def main():
     base.parent.mkdir(parents=True, exist_ok=True)
     run, measured = card, []
     if options.update:
+        if not base.with_suffix(".json").exists():
+            parser.error(f"--update: there is no {base}.json")
         before = json.loads(base.with_suffix(".json").read_text())
         if before["card"]["name"] != card["name"]:
             parser.error(f"--update: {base}.json is of {before['card']['name']}, not of {card['name']}")
