@@ -1,10 +1,10 @@
-# Compiles through ccache where it is installed. Nothing needs it.
+# Compiles through ccache (scripts/ccache.sh) where it is installed. Nothing needs it.
 if(PROJECT_IS_TOP_LEVEL AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(MOE64_CCACHE ccache)
   mark_as_advanced(MOE64_CCACHE)
   if(MOE64_CCACHE)
-    set(CMAKE_C_COMPILER_LAUNCHER "${MOE64_CCACHE}")
-    set(CMAKE_CXX_COMPILER_LAUNCHER "${MOE64_CCACHE}")
-    set(CMAKE_CUDA_COMPILER_LAUNCHER "${MOE64_CCACHE}")
+    foreach(language C CXX CUDA)
+      set(CMAKE_${language}_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/scripts/ccache.sh")
+    endforeach()
   endif()
 endif()

@@ -1,27 +1,64 @@
-# A room is a folder of src/ (ARCHITECTURE.md names them). Each becomes an object library, so that libmoe64 and the
-# tests, which look behind the hidden symbols, link the same objects. A folder that does not exist is not an error.
+# A room is a folder of src/ (ARCHITECTURE.md names them). Each becomes an object library, so that libmoe64, the tool
+# without CUDA and the tests, which look behind the hidden symbols, link the same objects. A folder that does not exist is
+# not an error.
+#
+# Three lists of objects come out of it:
+#   MOE64_HOST_OBJECTS    every room but the CUDA backend
+#   MOE64_ABSENT_OBJECTS  what stands in the place of the CUDA backend where it is not built, or not wanted
+#   MOE64_DEVICE_OBJECTS  the CUDA backend: launchers and kernels; empty in a build without it
 
-# moe64_sources(out folder): the sources of one folder, not of its sub-folders (kernels of CUDA excepted).
+# moe64_sources(out folder): the C++ sources of one folder, not of its sub-folders.
 function(moe64_sources out folder)
-  set(base "${PROJECT_SOURCE_DIR}/${folder}")
-  file(GLOB sources CONFIGURE_DEPENDS "${base}/*.cpp")
-  if(MOE64_HAVE_CUDA)
-    file(GLOB kernels CONFIGURE_DEPENDS "${base}/*.cu" "${base}/kernels/*.cu")
-    list(APPEND sources ${kernels})
-  endif()
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cpp")
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# moe64_object_library(target source...): compiled as part of moe64; sees include/ and src/; fmt as headers only.
+# moe64_object_library(target source...): compiled as part of moe64; sees include/ and src/.
 function(moe64_object_library target)
   add_library(${target} OBJECT ${ARGN})
   moe64_compile_options(${target})
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
-  target_link_libraries(${target} PRIVATE fmt::fmt-header-only Threads::Threads)
+  target_link_libraries(${target} PRIVATE moe64_fmt Threads::Threads)
   target_compile_definitions(${target} PRIVATE $<$<NOT:$<BOOL:${BUILD_SHARED_LIBS}>>:MOE64_STATIC>)
+  if(NOT target STREQUAL "moe64_fmt_objects")
+    moe64_reuse_precompiled(${target} moe64_fmt_objects)
+  endif()
 endfunction()
 
-# moe64_device_code(target): how kernels are compiled.
+# moe64_add_objects(list target): the objects of a target become a part of one of the three lists.
+function(moe64_add_objects list target)
+  set_property(GLOBAL APPEND PROPERTY ${list} $<TARGET_OBJECTS:${target}>)
+endfunction()
+
+# moe64_room(name [EXTRA file...] [LINK lib...]): src/<name>/ as the object library moe64_<name>_objects.
+function(moe64_room name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "EXTRA;LINK")
+  moe64_sources(sources src/${name})
+  foreach(file IN LISTS arg_EXTRA)
+    file(GLOB found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${file}")
+    list(APPEND sources ${found})
+  endforeach()
+  list(FILTER sources EXCLUDE REGEX "/fmt_library\\.cpp$") # a target of its own, in cmake/fmt.cmake
+  if(name STREQUAL "cpu" AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    list(FILTER sources EXCLUDE REGEX "_(amx|bf16|vbmi|vnni)[a-z_]*\\.cpp$") # instruction sets of x86
+  endif()
+  if(NOT sources)
+    return()
+  endif()
+  set(target moe64_${name}_objects)
+  moe64_object_library(${target} ${sources})
+  target_link_libraries(${target} PRIVATE ${arg_LINK})
+  if(name STREQUAL "cpu")
+    target_include_directories(${target} SYSTEM PRIVATE "${MOE64_HIGHWAY_INCLUDE}")
+    # GCC takes the deliberately undefined operands of its own vector intrinsics for mistakes of their callers.
+    target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>")
+    # Without any optimisation GCC does not take the operands of Highway's functions for the constants that they are.
+    target_compile_options(${target} PRIVATE "$<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Debug>>:-O1>")
+  endif()
+  moe64_add_objects(MOE64_HOST_OBJECTS ${target})
+endfunction()
+
+# moe64_device_code(target): how launchers and kernels are compiled.
 function(moe64_device_code target)
   target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::nvtx3)
   # -fmad=false is the -ffp-contract=off of device code; relaxed constexpr lets kernels use the codecs of core.
@@ -30,74 +67,54 @@ function(moe64_device_code target)
                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all;--Werror=all-warnings>")
 endfunction()
 
-# moe64_room(name [EXTRA file...]): src/<name>/ as the object library moe64_<name>_objects, a part of libmoe64.
-function(moe64_room name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "EXTRA")
-  moe64_sources(sources src/${name})
-  foreach(file IN LISTS arg_EXTRA)
-    file(GLOB found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${file}")
-    list(APPEND sources ${found})
-  endforeach()
-  if(name STREQUAL "cpu" AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    list(FILTER sources EXCLUDE REGEX "_(amx|bf16|vbmi|vnni)[a-z_]*\\.cpp$") # instruction sets of x86
-  endif()
-  if(name STREQUAL "cuda")
-    if(MOE64_HAVE_CUDA)
-      list(FILTER sources EXCLUDE REGEX "/[a-z]+_absent\\.cpp$")
-      set(hopper_kernels ${sources})
-      list(FILTER hopper_kernels INCLUDE REGEX "_wgmma[a-z0-9_]*\\.cu$")
-      list(FILTER sources EXCLUDE REGEX "_wgmma[a-z0-9_]*\\.cu$")
-      if(MOE64_HAVE_HOPPER)
-        list(FILTER sources EXCLUDE REGEX "/grouped_gemm_wgmma_absent\\.cpp$")
-      else()
-        list(FILTER sources EXCLUDE REGEX "/(grouped_gemm_wgmma(_decode)?|layer_wgmma)\\.cpp$")
-      endif()
-    else() # no kernels: what remains answers that there are no devices, and is tested with a runtime of its own
-      list(FILTER sources INCLUDE REGEX "/(device|launch|memory|[a-z]+_absent)\\.cpp$")
-    endif()
-  endif()
-  if(NOT sources)
+# moe64_cuda_room(): src/cuda/ as four object libraries. What finds devices and launches is in every build, and answers
+# without CUDA that there are no devices; the tests give it a runtime of their own.
+function(moe64_cuda_room)
+  moe64_sources(launchers src/cuda)
+  set(host ${launchers})
+  list(FILTER host INCLUDE REGEX "/(device|launch|memory)\\.cpp$")
+  set(absent ${launchers})
+  list(FILTER absent INCLUDE REGEX "/(runtime|table)_absent\\.cpp$")
+  list(REMOVE_ITEM launchers ${host} ${absent})
+
+  moe64_object_library(moe64_cuda_host_objects ${host})
+  moe64_add_objects(MOE64_HOST_OBJECTS moe64_cuda_host_objects)
+  moe64_object_library(moe64_cuda_absent_objects ${absent})
+  moe64_add_objects(MOE64_ABSENT_OBJECTS moe64_cuda_absent_objects)
+  if(NOT MOE64_HAVE_CUDA)
     return()
   endif()
-  set(target moe64_${name}_objects)
-  moe64_object_library(${target} ${sources})
-  target_compile_definitions(${target} PRIVATE MOE64_BUILDING MOE64_VERSION="${PROJECT_VERSION}")
-  if(name STREQUAL "cpu")
-    target_include_directories(${target} SYSTEM PRIVATE "${MOE64_HIGHWAY_INCLUDE}")
-    # GCC takes the deliberately undefined operands of its own vector intrinsics for mistakes of their callers.
-    target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>")
-  elseif(name STREQUAL "checkpoint")
-    target_link_libraries(${target} PRIVATE nlohmann_json::nlohmann_json)
-  elseif(name STREQUAL "cuda" AND MOE64_HAVE_CUDA)
-    moe64_device_code(${target})
-    if(MOE64_HAVE_HOPPER)
-      moe64_object_library(moe64_hopper_objects ${hopper_kernels})
-      moe64_device_code(moe64_hopper_objects)
-      set_target_properties(moe64_hopper_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)
-      target_include_directories(moe64_hopper_objects SYSTEM PRIVATE "${MOE64_CUTLASS_INCLUDE}")
-      set_property(GLOBAL APPEND PROPERTY MOE64_ROOM_OBJECTS $<TARGET_OBJECTS:moe64_hopper_objects>)
-    endif()
+
+  file(GLOB kernels CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cuda/kernels/*.cu")
+  set(hopper_kernels ${kernels})
+  list(FILTER hopper_kernels INCLUDE REGEX "_wgmma[a-z0-9_]*\\.cu$")
+  list(REMOVE_ITEM kernels ${hopper_kernels})
+  if(MOE64_HAVE_HOPPER)
+    list(FILTER launchers EXCLUDE REGEX "/grouped_gemm_wgmma_absent\\.cpp$")
+    moe64_object_library(moe64_hopper_objects ${hopper_kernels})
+    moe64_device_code(moe64_hopper_objects)
+    set_target_properties(moe64_hopper_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    target_include_directories(moe64_hopper_objects SYSTEM PRIVATE "${MOE64_CUTLASS_INCLUDE}")
+    moe64_add_objects(MOE64_DEVICE_OBJECTS moe64_hopper_objects)
+  else()
+    list(FILTER launchers EXCLUDE REGEX "/(grouped_gemm_wgmma(_decode)?|layer_wgmma)\\.cpp$")
   endif()
-  set_property(GLOBAL APPEND PROPERTY MOE64_ROOM_OBJECTS $<TARGET_OBJECTS:${target}>)
+  moe64_object_library(moe64_cuda_objects ${launchers} ${kernels})
+  list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
+  set_property(SOURCE src/cuda/runtime.cpp APPEND PROPERTY COMPILE_DEFINITIONS
+                                                           MOE64_CUDA_ARCHITECTURES="${architectures}")
+  moe64_device_code(moe64_cuda_objects)
+  moe64_add_objects(MOE64_DEVICE_OBJECTS moe64_cuda_objects)
 endfunction()
 
-# moe64_side_library(target FOLDER folder LINK lib...): a static library beside moe64, never installed. Its objects are
-# also the target <target>_objects.
-function(moe64_side_library target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER" "LINK")
+# moe64_side_objects(target FOLDER folder): objects beside the library, never installed.
+function(moe64_side_objects target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "FOLDER" "")
   moe64_sources(sources ${arg_FOLDER})
   if(NOT sources)
     return()
   endif()
-  moe64_object_library(${target}_objects ${sources})
-  target_include_directories(${target}_objects PRIVATE "${PROJECT_SOURCE_DIR}/cli")
-  add_library(${target} STATIC $<TARGET_OBJECTS:${target}_objects>)
-  set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
-  target_include_directories(${target} INTERFACE "${PROJECT_SOURCE_DIR}/src" "${PROJECT_SOURCE_DIR}/cli")
-  foreach(library IN LISTS arg_LINK)
-    if(TARGET ${library})
-      target_link_libraries(${target} PUBLIC ${library})
-    endif()
-  endforeach()
-  set_property(GLOBAL APPEND PROPERTY MOE64_SIDE_OBJECTS $<TARGET_OBJECTS:${target}_objects>)
+  moe64_object_library(${target} ${sources})
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/cli")
+  moe64_add_objects(MOE64_SIDE_OBJECTS ${target})
 endfunction()

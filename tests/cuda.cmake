@@ -1,3 +1,13 @@
+# --- the CUDA backend, where it is built ----------------------------------------------------------------------------------
+
+set(moe64_door moe64_host)
+if(MOE64_HAVE_CUDA)
+  add_library(moe64_with_device STATIC ${moe64_host_objects} ${moe64_device_objects} ${moe64_side_objects})
+  set_target_properties(moe64_with_device PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_libraries(moe64_with_device INTERFACE Threads::Threads CUDA::cudart_static)
+  set(moe64_door moe64_with_device)
+endif()
+
 # --- the host side of CUDA, on a mock of its runtime: in every build ----------------------------------------------------
 
 file(GLOB host_tests CONFIGURE_DEPENDS cuda_host/*_test.cpp)
@@ -5,8 +15,8 @@ if(NOT MOE64_HAVE_CUDA) # whole operations need the launchers
   list(FILTER host_tests EXCLUDE REGEX "/door_[a-z_]*test\\.cpp$")
 endif()
 add_executable(moe64_cuda_host ${host_tests} cuda_host/mock_runtime.cpp)
-moe64_compile_options(moe64_cuda_host)
-target_link_libraries(moe64_cuda_host PRIVATE moe64_test_support GTest::gtest_main)
+moe64_test_code(moe64_cuda_host)
+target_link_libraries(moe64_cuda_host PRIVATE moe64_test_support ${moe64_door})
 moe64_gtest_program(moe64_cuda_host unit 120)
 add_dependencies(moe64_unit_suite moe64_cuda_host)
 
@@ -21,31 +31,26 @@ endif()
 
 moe64_test_support_library(moe64_test_support_cuda MOE64_TEST_CUDA=1)
 
-function(moe64_cuda_objects name)
-  add_library(${name} OBJECT ${ARGN})
-  moe64_compile_options(${name})
-  target_link_libraries(${name} PRIVATE moe64_test_support_cuda)
-endfunction()
-
-# moe64_cuda_program(name label seconds source...): on the real runtime, skipped as a whole where it has no device.
+# moe64_cuda_program(name label seconds source...): on the real runtime, skipped test by test where it has no device.
 function(moe64_cuda_program name label seconds)
   add_executable(${name} ${ARGN} cuda/main.cpp)
-  moe64_compile_options(${name})
-  target_link_libraries(${name} PRIVATE moe64_test_support_cuda)
+  moe64_test_code(${name} MOE64_TEST_CUDA=1)
+  target_link_libraries(${name} PRIVATE moe64_test_support_cuda moe64_with_device)
   moe64_gtest_program(${name} ${label} ${seconds} RESOURCE_LOCK cuda)
 endfunction()
 
 # moe64_cuda_suite(name seconds source...): moe64_<name>_cuda; also as moe64_<name>_emulated, on the mock runtime with
 # the kernels of the CPU, which shows without a card that calls are moved, refused and compared as they should be.
 function(moe64_cuda_suite name seconds)
-  moe64_cuda_objects(moe64_${name}_cuda_objects ${ARGN})
+  add_library(moe64_${name}_cuda_objects OBJECT ${ARGN})
+  moe64_test_code(moe64_${name}_cuda_objects MOE64_TEST_CUDA=1)
   moe64_cuda_program(moe64_${name}_cuda cuda ${seconds} $<TARGET_OBJECTS:moe64_${name}_cuda_objects>)
   set(emulated moe64_${name}_emulated)
   add_executable(${emulated} $<TARGET_OBJECTS:moe64_${name}_cuda_objects> cuda_host/mock_runtime.cpp
                              cuda_host/emulated_backend.cpp)
-  moe64_compile_options(${emulated})
-  target_link_libraries(${emulated} PRIVATE moe64_test_support_cuda GTest::gtest_main)
-  moe64_gtest_program(${emulated} emulated ${seconds} TEST_FILTER ${cpu_refuses})
+  moe64_test_code(${emulated} MOE64_TEST_CUDA=1)
+  target_link_libraries(${emulated} PRIVATE moe64_test_support_cuda moe64_host)
+  moe64_gtest_program(${emulated} emulated ${seconds} FILTER ${cpu_refuses})
 endfunction()
 
 # Where the CPU refuses what a device cannot see.
@@ -85,7 +90,7 @@ moe64_cuda_program(moe64_huge_cuda huge_cuda 900 ${huge_tests})
 
 add_executable(moe64_cuda_fault cuda_fault/main.cpp cuda_fault/kernels.cu)
 moe64_compile_options(moe64_cuda_fault)
-target_link_libraries(moe64_cuda_fault PRIVATE moe64_for_tests)
+target_link_libraries(moe64_cuda_fault PRIVATE moe64_for_tests moe64_with_device)
 add_test(NAME cuda.fault_is_reported_by_its_name COMMAND moe64_cuda_fault nowhere)
 set(fault_tests cuda.fault_is_reported_by_its_name)
 find_program(MOE64_COMPUTE_SANITIZER compute-sanitizer HINTS "${CUDAToolkit_BIN_DIR}")

@@ -6,7 +6,7 @@
 function(moe64_fuzz_target target)
   add_executable(${target} ${ARGN})
   moe64_compile_options(${target})
-  target_link_libraries(${target} PRIVATE moe64_for_tests)
+  target_link_libraries(${target} PRIVATE moe64_for_tests moe64_host)
 endfunction()
 
 file(GLOB fuzz_sources CONFIGURE_DEPENDS fuzz/*_fuzz.cpp)

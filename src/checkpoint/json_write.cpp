@@ -4,8 +4,6 @@
 #include "checkpoint/tensor_name.hpp"
 #include "core/fail.hpp"
 
-#include <iterator>
-
 namespace moe64::checkpoint {
 
 void append_json_text(std::string& out, std::string_view text) {
@@ -18,7 +16,7 @@ void append_json_text(std::string& out, std::string_view text) {
       out += '\\';
       out += c;
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned char>(c));
+      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
     } else {
       out += c;
     }

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
-
 namespace moe64::checkpoint {
 namespace {
 
@@ -14,7 +12,7 @@ void append_escaped(std::string& out, std::string_view text) {
     } else if (c >= ' ' && c <= '~') {
       out += c;
     } else {
-      fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<unsigned char>(c));
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
     }
   }
 }

@@ -11,7 +11,6 @@
 #include <bit>
 #include <cstring>
 #include <functional>
-#include <iterator>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -120,9 +119,8 @@ file_layout lay_out(std::span<new_tensor const> tensors, metadata_list const& me
     layout.places[static_cast<std::size_t>(position)] = {begin, bytes};
     if (text.size() > length_bytes + 1) text += ',';
     append_json_text(text, tensor.name);
-    fmt::format_to(std::back_inserter(text),
-                   R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", name(tensor.type),
-                   fmt::join(tensor.shape, ","), begin, end);
+    text += fmt::format(R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                        name(tensor.type), fmt::join(tensor.shape, ","), begin, end);
   }
   text += '}';
   index_t const data_begin = align_up(static_cast<index_t>(text.size()), data_alignment);
