@@ -160,6 +160,9 @@ void print_text(machine const& m) {
   fmt::print("memory     {}, {} available\n", human_bytes(m.memory_total),
              human_bytes(m.memory_available));
   fmt::print("cuda       {}\n", cuda_answer());
+  if (!cuda_architectures().empty()) {
+    fmt::print("           machine code for {}\n", cuda_architectures());
+  }
   index_t ordinal = 0;
   for (cuda_entry const& entry : cuda_devices()) {
     fmt::print("  cuda:{:<4} {}\n", ordinal++, text_of(entry));
@@ -191,6 +194,7 @@ void print_json(machine const& m) {
   object["memory"] = {{"total_bytes", static_cast<index_t>(m.memory_total)},
                       {"available_bytes", static_cast<index_t>(m.memory_available)}};
   object["devices"] = {{"cpu", "available"}, {"cuda", cuda_answer()}};
+  object["cuda_architectures"] = cuda_architectures();
   object["cuda_devices"] = json::array();
   for (cuda_entry const& entry : cuda_devices()) {
     object["cuda_devices"].push_back(json_of(entry));

@@ -1,13 +1,44 @@
 # MOE64_CUDA=AUTO|ON|OFF decides MOE64_HAVE_CUDA. A build without nvcc is complete: the CUDA backend is simply not in it.
+#
+# MOE64_CUDA_ARCHITECTURES says for which GPUs there will be machine code:
+#   AUTO   the GPUs of this machine; where there is none, Hopper, which has kernels of its own beside those of all others
+#   ALL    what a release carries (MOE64_ALL_CUDA_ARCHITECTURES): three times the compile time
+#   a list as for CMAKE_CUDA_ARCHITECTURES, which is taken where it is set and this is AUTO
+set(MOE64_CUDA_ARCHITECTURES AUTO CACHE STRING "GPUs to make machine code for: AUTO (those of this machine), ALL, or a list")
+# Machine code for Ampere and Hopper (with its wgmma and TMA), PTX for what comes after.
+set(MOE64_ALL_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
+
+# moe64_architectures_here(out): the architectures of the GPUs of this machine; 90a-real where there is none.
+function(moe64_architectures_here out)
+  set(found 90a-real)
+  find_program(MOE64_NVIDIA_SMI nvidia-smi)
+  mark_as_advanced(MOE64_NVIDIA_SMI)
+  if(MOE64_NVIDIA_SMI)
+    execute_process(COMMAND "${MOE64_NVIDIA_SMI}" --query-gpu=compute_cap --format=csv,noheader
+                    OUTPUT_VARIABLE listed RESULT_VARIABLE code ERROR_QUIET TIMEOUT 60)
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${listed}")
+    if(code EQUAL 0 AND capabilities)
+      list(REMOVE_DUPLICATES capabilities)
+      list(TRANSFORM capabilities REPLACE "\\." "")
+      list(TRANSFORM capabilities REPLACE "^90$" "90a")
+      list(TRANSFORM capabilities APPEND "-real" OUTPUT_VARIABLE found)
+    endif()
+  endif()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
+
 set(MOE64_HAVE_CUDA OFF)
 set(MOE64_HAVE_HOPPER OFF)
 if(NOT MOE64_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "moe64: MOE64_CUDA is '${MOE64_CUDA}', not AUTO, ON or OFF")
 endif()
 if(NOT MOE64_CUDA STREQUAL "OFF" AND IS_DIRECTORY "${PROJECT_SOURCE_DIR}/src/cuda")
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    # Machine code for Ampere and Hopper (with its wgmma and TMA), PTX for what comes after.
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
+  if(MOE64_CUDA_ARCHITECTURES STREQUAL "ALL")
+    set(CMAKE_CUDA_ARCHITECTURES ${MOE64_ALL_CUDA_ARCHITECTURES})
+  elseif(NOT MOE64_CUDA_ARCHITECTURES STREQUAL "AUTO")
+    set(CMAKE_CUDA_ARCHITECTURES ${MOE64_CUDA_ARCHITECTURES})
+  elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    moe64_architectures_here(CMAKE_CUDA_ARCHITECTURES)
   endif()
   include(CheckLanguage)
   check_language(CUDA)
@@ -26,11 +57,15 @@ if(NOT MOE64_CUDA STREQUAL "OFF" AND IS_DIRECTORY "${PROJECT_SOURCE_DIR}/src/cud
     if(MOE64_CUTLASS_INCLUDE AND CMAKE_CUDA_ARCHITECTURES MATCHES "90a")
       set(MOE64_HAVE_HOPPER ON)
     elseif(NOT MOE64_CUTLASS_INCLUDE)
-      message(STATUS "moe64: no headers of CUTLASS (scripts/setup.sh brings them), so no Hopper kernels")
+      message(STATUS "moe64: no headers of CUTLASS (scripts/setup.sh cuda brings them), so no Hopper kernels")
     endif()
   endif()
 endif()
 if(MOE64_CUDA STREQUAL "ON" AND NOT MOE64_HAVE_CUDA)
   message(FATAL_ERROR "moe64: MOE64_CUDA=ON, but there is no CUDA compiler or no src/cuda")
 endif()
-message(STATUS "moe64: CUDA backend ${MOE64_HAVE_CUDA}, Hopper kernels ${MOE64_HAVE_HOPPER}")
+if(MOE64_HAVE_CUDA)
+  message(STATUS "moe64: CUDA backend for ${CMAKE_CUDA_ARCHITECTURES}, Hopper kernels ${MOE64_HAVE_HOPPER}")
+else()
+  message(STATUS "moe64: CUDA backend OFF")
+endif()

@@ -8,8 +8,9 @@
 namespace moe64::cuda {
 namespace {
 
-/// Of cudaMalloc and its kin; the number is part of CUDA's ABI.
+/// Of cudaMalloc and its kin, and of a launch; the numbers are part of CUDA's ABI.
 constexpr status memory_allocation_failed = 2;
+constexpr status no_kernel_image = 209;
 
 std::string words(memory_owner const& owner) {
   switch (owner.where) {
@@ -35,6 +36,12 @@ void check(status code, char const* doing, moe64::device where) {
   if (code == 0) return;
   runtime const& cuda = the_runtime();
   (void)cuda.take_error();
+  if (code == no_kernel_image) {
+    fail(errc::device_failure,
+         "[{}] {}: {} ({}): this build has machine code for {}; build with "
+         "MOE64_CUDA_ARCHITECTURES=AUTO on the machine of the GPU, or =ALL",
+         doing, to_string(where), cuda.error_name(code), cuda.error_text(code), cuda.architectures);
+  }
   fail(code == memory_allocation_failed ? errc::out_of_memory : errc::device_failure,
        "[{}] {}: {} ({})", doing, to_string(where), cuda.error_name(code), cuda.error_text(code));
 }

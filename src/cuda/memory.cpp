@@ -21,6 +21,7 @@ support cuda_support() {
 }
 
 index_t cuda_device_count() noexcept { return cuda::device_count(); }
+std::string cuda_architectures() { return the_runtime().architectures; }
 
 cuda_device_info cuda_info(moe64::device where) {
   device_guard const guard("cuda_info", where);

@@ -134,6 +134,7 @@ status end_capture(void* stream, void** graph) {
 
 runtime const& the_runtime() {
   static constexpr runtime table = {
+      .architectures = MOE64_CUDA_ARCHITECTURES,
       .device_count = [](int* count) -> status { return cudaGetDeviceCount(count); },
       .get_device = [](int* device) -> status { return cudaGetDevice(device); },
       .set_device = [](int device) -> status { return cudaSetDevice(device); },

@@ -54,6 +54,7 @@ struct alignas(64) tensor_map {
 };
 
 struct runtime {
+  char const* architectures;  ///< what there is machine code for, as CMAKE_CUDA_ARCHITECTURES
   status (*device_count)(int* count);
   status (*get_device)(int* device);
   status (*set_device)(int device);

@@ -16,6 +16,7 @@ status fail_always(Operands...) {
 
 runtime const& the_runtime() {
   static constexpr runtime table = {
+      .architectures = "",
       .device_count = fail_always<int*>,
       .get_device = fail_always<int*>,
       .set_device = fail_always<int>,

@@ -116,6 +116,18 @@ TEST_F(launcher, a_device_that_does_not_exist) {
                      errc::device_failure, "[gather] cuda:8", "cudaErrorInvalidDevice");
 }
 
+TEST_F(launcher, a_device_that_the_build_has_no_code_for) {
+  constexpr cuda::status no_kernel_image = 209;
+  cuda_queue const queue(device::cuda(1));
+  small_gather const call(device::cuda(1));
+  machine.fail(runtime_call::launch, no_kernel_image, 0);
+  auto const use = [&] {
+    cuda::launcher("gather", call.args, queue.get()).launch(any_kernel, {1, 32}, {1});
+  };
+  EXPECT_MOE64_ERROR(use(), errc::device_failure, "[gather] cuda:1",
+                     "machine code for 70-real 75-real", "MOE64_CUDA_ARCHITECTURES");
+}
+
 TEST_F(launcher, puts_the_device_back_whatever_fails) {
   cuda_queue const queue(device::cuda(6));
   small_gather const call(device::cuda(6));

@@ -367,6 +367,7 @@ namespace moe64::cuda {
 runtime const& the_runtime() {
   using test::mock_table;
   static constexpr runtime table = {
+      .architectures = "70-real 75-real",
       .device_count = mock_table::device_count,
       .get_device = mock_table::get_device,
       .set_device = mock_table::set_device,
