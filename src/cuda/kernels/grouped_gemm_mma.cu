@@ -32,11 +32,11 @@ kernel<grouped_gemm_mma_parameters> grouped_gemm_mma_kernel(mma_size size, mma_v
     case mma_size::few:
       return mma_kernel_few(of);
     case mma_size::some:
-      return mma_kernel_some(of);
+      return of.bf16 ? mma_kernel_some_bf16(of) : mma_kernel_some_f16(of);
     case mma_size::thin:
       return mma_kernel_thin(of);
     default:
-      return mma_kernel_many(of);
+      return of.bf16 ? mma_kernel_many_bf16(of) : mma_kernel_many_f16(of);
   }
 }
 

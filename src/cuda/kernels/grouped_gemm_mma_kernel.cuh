@@ -190,31 +190,35 @@ __global__ void __launch_bounds__(Shape::threads, Shape::blocks_each)
   await_copies<0>();
 }
 
-/// The kernels of one shape.
+/// The kernels of one shape and one type of x.
+template <class Pair, class Shape, codes_kind Codes>
+kernel<grouped_gemm_mma_parameters> mma_kernel_of(char const* name, mma_variant const& of) {
+  return {name, of.deep ? grouped_gemm_mma<Pair, Shape, true, Codes>
+                        : grouped_gemm_mma<Pair, Shape, false, Codes>};
+}
 template <class Shape, codes_kind Codes>
 kernel<grouped_gemm_mma_parameters> mma_kernel_of(char const* name, mma_variant const& of) {
-  if (of.bf16) {
-    return {name, of.deep ? grouped_gemm_mma<bf16_pair, Shape, true, Codes>
-                          : grouped_gemm_mma<bf16_pair, Shape, false, Codes>};
-  }
-  return {name, of.deep ? grouped_gemm_mma<f16_pair, Shape, true, Codes>
-                        : grouped_gemm_mma<f16_pair, Shape, false, Codes>};
+  return of.bf16 ? mma_kernel_of<bf16_pair, Shape, Codes>(name, of)
+                 : mma_kernel_of<f16_pair, Shape, Codes>(name, of);
 }
-template <class PlainShape, class CodesShape>
+template <class Pair, class PlainShape, class CodesShape>
 kernel<grouped_gemm_mma_parameters> mma_kernel_of(mma_variant const& of) {
   if (of.codes == codes_kind::none) {
-    return mma_kernel_of<PlainShape, codes_kind::none>("grouped_gemm_mma", of);
+    return mma_kernel_of<Pair, PlainShape, codes_kind::none>("grouped_gemm_mma", of);
   }
   if (of.codes == codes_kind::e4m3) {
-    return mma_kernel_of<CodesShape, codes_kind::e4m3>("grouped_gemm_mma_e4m3", of);
+    return mma_kernel_of<Pair, CodesShape, codes_kind::e4m3>("grouped_gemm_mma_e4m3", of);
   }
-  return mma_kernel_of<CodesShape, codes_kind::even>("grouped_gemm_mma_codes", of);
+  return mma_kernel_of<Pair, CodesShape, codes_kind::even>("grouped_gemm_mma_codes", of);
 }
 
+// Large shapes take the compiler a minute: a file for each type of x.
 kernel<grouped_gemm_mma_parameters> mma_kernel_few(mma_variant const& of);
-kernel<grouped_gemm_mma_parameters> mma_kernel_some(mma_variant const& of);
+kernel<grouped_gemm_mma_parameters> mma_kernel_some_bf16(mma_variant const& of);
+kernel<grouped_gemm_mma_parameters> mma_kernel_some_f16(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_thin(mma_variant const& of);
-kernel<grouped_gemm_mma_parameters> mma_kernel_many(mma_variant const& of);
+kernel<grouped_gemm_mma_parameters> mma_kernel_many_bf16(mma_variant const& of);
+kernel<grouped_gemm_mma_parameters> mma_kernel_many_f16(mma_variant const& of);
 kernel<grouped_gemm_mma_parameters> mma_kernel_careful(mma_variant const& of);
 
 }  // namespace moe64::cuda
