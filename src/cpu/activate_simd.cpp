@@ -115,8 +115,8 @@ HWY_INLINE void for_each_vector(index_t count, Pair const& pair, Single const& s
 
 /// out[i] = activation(gate[i], up[i]) for whole vectors of one type.
 template <activation Kind, class Number, bool Streamed = false>
-void activate_vectors(activation_spec const& spec, index_t count, void const* gate, void const* up,
-                      void* out) {
+HWY_NOINLINE void activate_vectors(activation_spec const& spec, index_t count, void const* gate,
+                                   void const* up, void* out) {
   using lanes = lanes_of<Number>;
   activation_spec const local = spec;
   auto const value = [&](f32_vector g, f32_vector u) HWY_ATTR {
@@ -138,9 +138,9 @@ void activate_vectors(activation_spec const& spec, index_t count, void const* ga
 
 /// d_gate[i], d_up[i] from d_out[i] * weight, for whole vectors of one type. d_up only if gated.
 template <activation Kind, class Number, bool Streamed = false>
-void activate_backward_vectors(activation_spec const& spec, index_t count, float weight,
-                               void const* gate, void const* up, void const* d_out, void* d_gate,
-                               void* d_up) {
+HWY_NOINLINE void activate_backward_vectors(activation_spec const& spec, index_t count,
+                                            float weight, void const* gate, void const* up,
+                                            void const* d_out, void* d_gate, void* d_up) {
   using lanes = lanes_of<Number>;
   activation_spec const local = spec;
   struct gradients {
@@ -329,18 +329,24 @@ void for_each_run(stream where, index_t rows, index_t inter, index_t bytes, bool
   });
 }
 
-/// activate to gate's type and quantize, a block of a row at a time.
 template <activation Kind>
-void activate_and_quantize(activate_args const& args, index_t rows, stream where) {
+void activate_run(activation_spec const& spec, row_view gate, row_view up, row_view out,
+                  index_t begin, index_t count) {
+  activate_row<Kind>{spec, gate, up, out, false}.run(begin, count);
+}
+
+using run_of_kind = decltype(&activate_run<activation::silu>);
+
+/// activate to gate's type and quantize, a block of a row at a time; one code for every kind.
+void activate_and_quantize(activate_args const& args, run_of_kind run, index_t rows, stream where) {
   row_codes const to = {args.out, args.scales, args.quantized};
   index_t const row_bytes = 3 * args.gate.extent[1] * bits(args.gate.type) / 8;
   parallel_ranges(where, rows, row_bytes, [&](index_t first, index_t last) HWY_ATTR {
     for (index_t row = first; row < last; ++row) {
       row_view const gate = row_of(args.gate, row), up = row_or_none(args.up, row);
       quantize_row_simd(to, row, args.gate.type,
-                        [&](row_view const& out, index_t col, index_t count) HWY_ATTR {
-                          activate_row<Kind>{args.activation, gate, up, out, false}.run(col, count);
-                        });
+                        [&](row_view const& out, index_t col, index_t count)
+                            HWY_ATTR { run(args.activation, gate, up, out, col, count); });
     }
   });
 }
@@ -355,7 +361,7 @@ void activate_simd(activate_args const& args, stream where) {
   index_t const bytes = 3 * bits(args.gate.type) / 8;
   visit_kind(args.activation.kind, [&](auto kind) {
     if (args.quantized.kind != scale_kind::none) {
-      return activate_and_quantize<kind()>(args, rows, where);
+      return activate_and_quantize(args, activate_run<kind()>, rows, where);
     }
     for_each_run(where, rows, inter, bytes, streamed, [&](index_t row) {
       return activate_row<kind()>{args.activation, row_of(args.gate, row),
