@@ -11,12 +11,14 @@ SOURCES = $(shell git ls-files -co --exclude-standard -- '*.hpp' '*.cpp' '*.h' '
 
 # preset(name): configure and build it
 preset = cmake --preset $(1) && cmake --build --preset $(1) --parallel $(JOBS)
+# STEPS target: scripts/steps, once there is an interpreter for it
+STEPS = command -v python3 >/dev/null || scripts/setup.sh build; JOBS=$(JOBS) PYTEST_ARGS="$(PYTEST_ARGS)" scripts/steps
 # suite(label): the tests of one label, on the release build
 suite = ctest --test-dir build/release --output-on-failure --no-tests=error --parallel $(JOBS) -L '^$(1)$$'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-all dev demo test test-asan tsan gradient property huge slow mutation bench bench-problems \
-        bench-checkpoint bench-gpu sanitize-gpu interop python wheel .venv tidy fmt fmt-check fuzz check-tree install clean
+.PHONY: help setup build build-all dev demo quick test test-all release test-asan tsan gradient property huge slow mutation bench bench-problems \
+        bench-checkpoint bench-gpu sanitize-gpu interop python wheel .venv .venv-tests tidy fmt fmt-check fuzz check-tree install clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,23 +26,42 @@ help: ## list these targets
 setup: ## install the Debian packages that are missing (does nothing when all are there)
 	@scripts/setup.sh build
 
-build: setup ## build the library and the tool: build/release/bin/moe64
+build: setup ## build the library and the tool, with the CUDA backend where nvcc is: build/release/bin/moe64
+	@scripts/setup.sh cuda
 	$(call preset,release) --target moe64 moe64_cli
 
 build-all: setup
+	@scripts/setup.sh cuda
 	$(call preset,release)
 
 dev: setup ## build with assertions and internal checks: build/dev
+	@scripts/setup.sh cuda
 	$(call preset,dev)
 
-demo: build ## the story of an FP8 checkpoint: made, inspected, checked, run, converted, compared, and a broken one caught
-	scripts/demo.sh $(TOOL)
+demo: ## the story of an FP8 checkpoint: made, inspected, checked, run, converted, compared, and a broken one caught
+	@echo "make demo: compiles the tool for the CPU (200 files, no kernels), then tells the story of an FP8 checkpoint."
+	@echo "           About 4 minutes on two cores, seconds the next time. Progress follows; all output is in build/logs."
+	@$(STEPS) demo
 
-test: check-tree build-all ## all suites but slow, the unit suite under the sanitizers, the tree check, the Python package
-	$(call preset,asan)
-	ctest --preset release --parallel $(JOBS)
-	ctest --preset asan --parallel $(JOBS)
-	$(MAKE) python
+quick: ## before each commit: the tree check, formatting and the unit suite of the CPU
+	@echo "make quick: tree check, formatting, unit suite of the CPU. About 3 minutes where most is compiled."
+	@$(STEPS) quick
+
+test: ## all suites but the exhaustive ones, also under sanitizers, the tree check, the Python package
+	@echo "make test: compiles library, tool, tests and (where nvcc is) kernels, runs all suites but the exhaustive ones,"
+	@echo "           some of them again under sanitizers, then the Python package. About 30 minutes on two cores, 10 the next"
+	@echo "           time. Progress follows; all output is in build/logs."
+	@$(STEPS) test
+
+test-all: ## before a release: also the exhaustive suite, the whole tree under each sanitizer, planted bugs, interop
+	@echo "make test-all: make test, then the exhaustive suite, everything under the address, undefined-behaviour and thread"
+	@echo "               sanitizers, planted bugs, exchange with other libraries. Some hours on two cores."
+	@$(STEPS) test
+	@$(STEPS) test-all
+
+release: ## before a release, after test-all: library, tool and wheel with machine code for every GPU, and how long it took
+	@echo "make release: library and tool with machine code for every GPU, then the wheel. About an hour on two cores."
+	@$(STEPS) release
 
 test-asan: setup ## the unit suite under the address and undefined-behaviour sanitizers
 	$(call preset,asan)
@@ -60,6 +81,7 @@ huge: build-all ## the suite past 2^31 and 2^32 elements
 	$(call suite,huge)
 
 slow: build-all ## the exhaustive suite (many minutes)
+	cmake --build --preset release --parallel $(JOBS) --target moe64_slow
 	$(call suite,slow)
 
 mutation: build ## plant known bugs one by one; the suite must catch each
@@ -84,16 +106,14 @@ interop: build .venv ## files and models exchanged with the safetensors package,
 	  cp tests/interop/requirements.txt .venv/interop.txt; }
 	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m unittest discover -v -s tests/interop -p '*_test.py'
 
-python: build .venv ## the tests of the Python package, with PyTorch, Transformers and PEFT in .venv
-	@cmp -s python/requirements.txt .venv/python.txt || { \
-	  .venv/bin/python -m pip install -q -c bench/requirements.txt -r python/requirements.txt && \
-	  cp python/requirements.txt .venv/python.txt; }
+python: build .venv-tests ## the tests of the Python package, with PyTorch, Transformers and PEFT in .venv
 	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m pytest -q $(PYTEST_ARGS)
 
 wheel: setup ## the Python wheel, with the library and the tool inside, tried in an empty environment: build/wheels
-	@scripts/setup.sh bench
+	@scripts/setup.sh bench cuda
 	python3 -m venv --clear build/wheel-venv && build/wheel-venv/bin/python -m pip install -q --upgrade pip
-	rm -rf build/wheels && build/wheel-venv/bin/python -m pip wheel . --no-deps -w build/wheels
+	rm -rf build/wheels && build/wheel-venv/bin/python -m pip wheel . --no-deps -w build/wheels \
+	  -C cmake.define.MOE64_CUDA_ARCHITECTURES=ALL
 	scripts/check_wheel build/wheels/*.whl
 
 bench-problems: build ## time the problems of BENCH_SUITE
@@ -105,6 +125,11 @@ bench-problems: build ## time the problems of BENCH_SUITE
 	  rm -rf $(filter-out .venv/cutlass,$(wildcard .venv/*)) && python3 -m venv .venv && \
 	  .venv/bin/python -m pip install -q -r bench/requirements.txt && \
 	  cp bench/requirements.txt .venv/; }
+
+.venv-tests: .venv # and what the tests of the Python package need beside them
+	@cmp -s python/requirements.txt .venv/python.txt || { \
+	  .venv/bin/python -m pip install -q -c bench/requirements.txt -r python/requirements.txt && \
+	  cp python/requirements.txt .venv/python.txt; }
 
 tidy: ## clang-tidy over the library and the tool
 	@scripts/setup.sh build tidy

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# scripts/setup.sh [group...]: installs the Debian packages that a task needs and that are missing, and where there is
-# nvcc the headers of CUTLASS for the Hopper kernels (into .venv/cutlass, nothing of them is run).
-# Groups: build (the default), tidy, fmt, fuzz, bench. Touches neither network nor system when nothing is missing.
+# scripts/setup.sh [group...]: installs the Debian packages that a task needs and that are missing.
+# Groups: build (the default), tidy, fmt, fuzz, bench; cuda: where there is nvcc the headers of CUTLASS for the Hopper
+# kernels (into .venv/cutlass, nothing of them is run). Touches neither network nor system when nothing is missing.
 set -euo pipefail
 
 cutlass=nvidia-cutlass==4.2.0.0
 cutlass_folder=$(dirname "$0")/../.venv/cutlass
 
-bring_cutlass() { # a failure is no error: without them the build leaves the Hopper kernels out
+bring_cutlass() { # for the group cuda; a failure is no error: without them the build leaves the Hopper kernels out
+  [[ " ${requested[*]} " == *" cuda "* ]] || return 0
   command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]] || return 0
   [[ $(cat "$cutlass_folder/version" 2>/dev/null) == "$cutlass" ]] && return 0
   echo "setup: fetching $cutlass"
@@ -22,11 +23,12 @@ bring_cutlass() { # a failure is no error: without them the build leaves the Hop
 # package, or package:command where any installation of the command will do
 declare -A groups=(
   [build]="build-essential:c++ cmake:cmake ninja-build:ninja ccache:ccache pkg-config:pkg-config python3:python3
-           python3-pip:pip3 libgtest-dev libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libfmt-dev libhwy-dev"
+           python3-pip:pip3 libgtest-dev libgmock-dev libcli11-dev nlohmann-json3-dev libfmt-dev libhwy-dev"
   [tidy]="clang:clang++ clang-tidy:clang-tidy"
   [fmt]="clang-format:clang-format"
   [fuzz]="clang:clang++"
   [bench]="python3:python3 python3-venv"
+  [cuda]="python3:python3 python3-pip:pip3"
 )
 
 is_installed() { # package[:command]
@@ -40,6 +42,7 @@ is_installed() { # package[:command]
 if [[ $# -eq 0 ]]; then
   set -- build
 fi
+requested=("$@")
 wanted=()
 for group in "$@"; do
   if [[ -z ${groups[$group]:-} ]]; then
