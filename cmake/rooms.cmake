@@ -52,8 +52,11 @@ function(moe64_room name)
     target_include_directories(${target} SYSTEM PRIVATE "${MOE64_HIGHWAY_INCLUDE}")
     # GCC takes the deliberately undefined operands of its own vector intrinsics for mistakes of their callers.
     target_compile_options(${target} PRIVATE "$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-uninitialized>")
-    # Without any optimisation GCC does not take the operands of Highway's functions for the constants that they are.
-    target_compile_options(${target} PRIVATE "$<$<AND:$<CXX_COMPILER_ID:GNU>,$<CONFIG:Debug>>:-O1>")
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_BUILD_TYPE STREQUAL "Debug")
+      # Without any optimisation GCC does not take the operands of Highway's functions for the constants that they are.
+      target_compile_options(${target} PRIVATE -O1)
+      set_target_properties(${target} PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)
+    endif()
   endif()
   moe64_add_objects(MOE64_HOST_OBJECTS ${target})
 endfunction()

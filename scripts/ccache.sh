@@ -7,4 +7,12 @@ CCACHE_BASEDIR=$(cd "$(dirname "$0")/.." && pwd)
 CCACHE_NOHASHDIR=1
 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
 export CCACHE_BASEDIR CCACHE_NOHASHDIR CCACHE_SLOPPINESS
+for argument do
+  shift
+  case $argument in
+    "-isystem=$CCACHE_BASEDIR"/*) # as CMake writes it for nvcc; ccache does not see a path there
+      argument=-isystem=$(realpath --relative-to=. "${argument#-isystem=}") ;;
+  esac
+  set -- "$@" "$argument"
+done
 exec ccache "$@"

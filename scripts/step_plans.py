@@ -95,8 +95,8 @@ def quick(jobs):
         tree(),
         Step("format", "clang-format", ["make", "--no-print-directory", "fmt-check"], "`make fmt` formats"),
         configure("release"),
-        build("release", jobs, "moe64_unit_suite", "moe64_cpu_cli", says="what the unit suite needs; no kernel"),
-        suites("release", jobs, "-L", "^unit$", says="the unit suite"),
+        build("release", jobs, "moe64_host_suite", says="unit tests and fuzz targets of the host; no kernel"),
+        suites("release", jobs, "-R", "^(unit|fuzz)[.]", says="the unit suite of the host"),
     ])
 
 

@@ -31,12 +31,16 @@ endif()
 
 moe64_test_support_library(moe64_test_support_cuda MOE64_TEST_CUDA=1)
 
-# moe64_cuda_program(name label seconds source...): on the real runtime, skipped test by test where it has no device.
+# moe64_cuda_program(name label seconds [EACH] source...): on the real runtime, skipped where it has no device.
 function(moe64_cuda_program name label seconds)
-  add_executable(${name} ${ARGN} cuda/main.cpp)
+  cmake_parse_arguments(PARSE_ARGV 3 arg "EACH" "" "")
+  add_executable(${name} ${arg_UNPARSED_ARGUMENTS} cuda/main.cpp)
   moe64_test_code(${name} MOE64_TEST_CUDA=1)
   target_link_libraries(${name} PRIVATE moe64_test_support_cuda moe64_with_device)
-  moe64_gtest_program(${name} ${label} ${seconds} RESOURCE_LOCK cuda)
+  if(arg_EACH)
+    set(each EACH)
+  endif()
+  moe64_gtest_program(${name} ${label} ${seconds} ${each} RESOURCE_LOCK cuda)
 endfunction()
 
 # moe64_cuda_suite(name seconds source...): moe64_<name>_cuda; also as moe64_<name>_emulated, on the mock runtime with
@@ -84,7 +88,7 @@ if(card_tests)
 endif()
 
 file(GLOB huge_tests CONFIGURE_DEPENDS huge_cuda/*_test.cpp)
-moe64_cuda_program(moe64_huge_cuda huge_cuda 900 ${huge_tests})
+moe64_cuda_program(moe64_huge_cuda huge_cuda 900 EACH ${huge_tests})
 
 # --- mistakes on purpose ---------------------------------------------------------------------------------------------------
 
