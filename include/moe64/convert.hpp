@@ -69,17 +69,49 @@ struct convert_report {
   [[nodiscard]] bool clean() const noexcept { return anomalies.empty(); }
 };
 
+/// A file that a conversion writes.
+struct convert_file {
+  std::string name;
+  index_t bytes = 0;
+  index_t tensors = 0;  ///< 0: a config, an index or a file that is copied
+  bool kept = false;    ///< written by an earlier run
+};
+
+/// What a conversion would do.
+struct convert_preview {
+  std::vector<convert_file> files;  ///< in the order in which they would be written
+  index_t write_bytes = 0;          ///< of those that are not kept
+  index_t free_bytes = -1;          ///< on the disk of the output; -1: the system does not say
+  index_t freed_bytes = 0;          ///< of files of an earlier run that would make way
+  double seconds = 0;               ///< to read and convert everything: an estimate ...
+  index_t sampled_bytes = 0;        ///< ... from converting so many bytes of the output in memory
+  convert_report report;            ///< as far as it is known before any number is looked at
+
+  [[nodiscard]] bool fits() const noexcept {
+    return free_bytes < 0 || write_bytes - freed_bytes <= free_bytes;
+  }
+};
+
+/// Looks at everything that convert() looks at before it begins, with the same refusals but that
+/// for the space, and writes nothing. Shards of an earlier run are not read to their end.
+[[nodiscard]] MOE64_API convert_preview preview_conversion(checkpoint_reader const& from,
+                                                           std::string const& out,
+                                                           convert_options const& options,
+                                                           stream where);
+
 /// Writes the checkpoint to the folder `out` with every quantised module, expert or not, in the
 /// target's format and everything else as it is: docs/checkpoints.md says how tensors are named.
 /// In a checkpoint without any quantised module the fp8 targets quantise the routed experts.
 ///
 /// Nothing stands under its final name in `out` before it is whole, permanent and read back; the
 /// index and config.json come last. A job that was stopped goes on where it was: shards that are
-/// whole are kept if neither options nor input nor library have changed. The same bytes are written
-/// whatever the threads, the memory and the number of interruptions.
+/// whole are kept if neither options, input, configs nor library have changed. The same bytes are
+/// written whatever the threads, the memory and the number of interruptions. Only files that an
+/// earlier run wrote are ever replaced or removed.
 ///
-/// errc::invalid_argument when `out` is the input or holds other files; errc::io_failure when
-/// another process writes to it, or reading or writing fails; errc::unsupported when no dialect
+/// errc::invalid_argument when `out` is the input or holds other files that are in the way;
+/// errc::io_failure when another process writes to it, there is too little space, or reading or
+/// writing fails; errc::unsupported when no dialect
 /// states the result; errc::out_of_memory when memory_bytes is too small for one row of blocks; and
 /// whatever makes the checkpoint not sound, unless options.unsound. Work runs on the CPU stream.
 MOE64_API convert_report convert(checkpoint_reader const& from, std::string const& out,

@@ -1,9 +1,11 @@
 #include "moe64/convert.hpp"
 
+#include "checkpoint/convert_account.hpp"
 #include "checkpoint/convert_config.hpp"
+#include "checkpoint/convert_earlier.hpp"
+#include "checkpoint/convert_estimate.hpp"
 #include "checkpoint/convert_files.hpp"
-#include "checkpoint/convert_manifest.hpp"
-#include "checkpoint/json_write.hpp"
+#include "checkpoint/convert_index.hpp"
 #include "checkpoint/quoted.hpp"
 #include "core/fail.hpp"
 #include "moe64/version.hpp"
@@ -12,13 +14,10 @@
 #include <array>
 #include <errno.h>
 #include <future>
-#include <map>
 
 namespace moe64 {
 namespace checkpoint {
 namespace {
-
-constexpr std::string_view index_name = "model.safetensors.index.json";
 
 /// One conversion from its plan to the last file.
 class conversion {
@@ -39,15 +38,44 @@ class conversion {
     prepare();
     output_folder const out(environment_.files, out_path_);
     for (shard const& file : files_.shards()) out.refuse_input(file.status, file.name);
-    std::vector<shard_record> kept = start(out);
-    manifest_writer manifest(out, identity_, kept);
-    write_shards(out, manifest, std::move(kept));
-    write_side_files(out);
-    write_index(out);
-    write_configs(out);
+    look_at_output();
+    find_kept(out);
+    require_room();
+    earlier_.remove_outdated(out);
+    manifest_writer manifest(out, identity_, outputs_, earlier_.files());
+    write_shards(out, manifest);
+    write_side_files(out, manifest);
+    write_texts(out, manifest);
     manifest.complete();
-    finish_report();
+    account_for(from_, plan_, records_, report_);
     return std::move(report_);
+  }
+
+  convert_preview preview() {
+    check_arguments();
+    prepare();
+    look_at_output();
+    for (convert_file& file : planned_) {
+      shard_record const* const record = earlier_.shard(file.name);
+      file.kept =
+          record != nullptr && earlier_.has_written(file.name) && record->file.bytes == file.bytes;
+    }
+    convert_preview result;
+    for (convert_file const& file : planned_) {
+      if (file.tensors > 0) report_.output_bytes += file.bytes;
+      if (file.kept) ++report_.shards_kept;
+    }
+    result.files = planned_;
+    disk_space const space = space_now();
+    result.write_bytes = space.needed;
+    result.free_bytes = space.free;
+    result.freed_bytes = space.freed;
+    time_estimate const time = estimate_time(files_, plan_, memory_, workers_, where_);
+    result.seconds = time.seconds;
+    result.sampled_bytes = time.sampled_bytes;
+    account_for(from_, plan_, records_, report_);
+    result.report = std::move(report_);
+    return result;
   }
 
  private:
@@ -79,8 +107,7 @@ class conversion {
     if (plan_.converted_modules == 0) {
       report_.notes.emplace_back("no module is quantised: everything is copied as it is");
     }
-    identity_ = identity_of(files_, options_, from_.resolved.assumed,
-                            configs_.config.value_or("") + configs_.params.value_or(""));
+    identity_ = identity_of(files_, options_, from_.resolved.assumed, plan_);
     metadata_ = {{"format", "pt"},
                  {"moe64_converted_to", std::string(name(options_.to))},
                  {"moe64_version", std::string(version())}};
@@ -99,83 +126,96 @@ class conversion {
     index_t const fitting = room / std::max<index_t>(1, memory_.total());
     workers_ = std::clamp<index_t>(fitting, 1, workers_of(where_));
     report_.buffer_bytes = workers_ * memory_.total() + std::max(memory_.out, memory_.out_scales);
+    plan_files();
   }
 
-  /// What an earlier run has left: shards that are whole, or a reason to start over.
-  std::vector<shard_record> start(output_folder const& out) {
-    auto earlier = read_manifest(out);
-    if (!earlier) {
-      refuse_foreign(out);
-      return {};
+  /// Every file that will be written, in order: config.json is the last.
+  void plan_files() {
+    for (planned_shard const& shard : plan_.shards) {
+      planned_.push_back({shard.name, lay_out(shard.tensors, metadata_).bytes,
+                          static_cast<index_t>(shard.tensors.size())});
     }
-    std::string changed;
-    if (earlier->identity.library != identity_.library) changed = "library";
-    if (earlier->identity.options != identity_.options) changed = "options";
-    if (earlier->identity.inputs != identity_.inputs) changed = "input";
-    if (!changed.empty() && earlier->complete) {
-      fail(errc::invalid_argument,
-           "[convert] {}: holds a finished conversion of another {}; remove it or choose another "
-           "folder",
-           escaped_path(out_path_), changed);
+    find_side_files();
+    if (plan_.shards.size() > 1) texts_.emplace_back(converted_index_name, index_text(plan_));
+    if (configs_.params) texts_.emplace_back("params.json", *configs_.params);
+    if (configs_.config) texts_.emplace_back("config.json", *configs_.config);
+    for (auto const& [name, text] : texts_) {
+      planned_.push_back({name, static_cast<index_t>(text.size()), 0});
     }
-    if (!changed.empty()) {
-      report_.notes.push_back(
-          fmt::format("the {} changed since the last run: started over", changed));
-      remove_own_files(out);
-      return {};
-    }
-    std::vector<shard_record> kept;
-    for (shard_record const& record : earlier->shards) {
-      auto const planned =
-          std::find_if(plan_.shards.begin(), plan_.shards.end(),
-                       [&](planned_shard const& shard) { return shard.name == record.name; });
-      if (planned == plan_.shards.end()) continue;
-      if (is_whole(out, shard_layout(*planned, plan_, metadata_), record, workers_, where_)) {
-        kept.push_back(record);
-      } else {
-        report_.notes.push_back(
-            fmt::format("{} is not what was written: it is made again", quoted(record.name)));
-      }
-    }
-    return kept;
+    for (convert_file const& file : planned_) outputs_.push_back(file.name);
   }
 
-  [[nodiscard]] std::vector<std::string> names_in(output_folder const& out) const {
-    std::vector<std::string> names;
-    if (int const result = environment_.files.list_folder(out.path(), names); result < 0) {
-      fail(errc::io_failure, "[convert] {}: listing the folder: {}", escaped_path(out.path()),
+  void find_side_files() {
+    std::string const folder = files_.path().string();
+    file_status status;
+    int const result = environment_.files.path_status(folder, true, status);
+    if (result < 0) {
+      fail(errc::io_failure, "[convert] {}: asking for its status: {}", escaped_path(folder),
            error_text(-result));
     }
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
-  void refuse_foreign(output_folder const& out) const {
-    for (std::string const& name : names_in(out)) {
-      if (name == ".moe64.lock" || name == std::string(manifest_name) + ".partial") continue;
-      fail(errc::invalid_argument,
-           "[convert] {}: is not empty (it has {}), and no conversion was begun there",
-           escaped_path(out.path()), quoted(name));
-    }
-  }
-
-  /// Shards that a conversion with other options would leave behind.
-  void remove_own_files(output_folder const& out) const {
-    for (std::string const& name : names_in(out)) {
-      bool const own = name.ends_with(".safetensors") || name.ends_with(".partial") ||
-                       name == index_name || name == "config.json" || name == "params.json";
-      if (!own) continue;
-      std::string const path = out.path_of(name);
-      int const result = environment_.files.unlink(path);
-      if (result < 0 && result != -ENOENT) {
-        fail(errc::io_failure, "[convert] {}: removing: {}", escaped_path(path),
-             error_text(-result));
+    if (status.kind != file_kind::folder) return;
+    side_files_ = side_files_of(environment_.files, folder, report_.notes);
+    if (files_.hf_quant_config() != nullptr) {
+      if (plan_.converted_modules > 0) {
+        report_.notes.emplace_back("hf_quant_config.json was left out: it is no longer true");
+      } else {
+        side_files_.emplace_back("hf_quant_config.json");
       }
     }
+    for (std::string const& name : side_files_) {
+      bool const known = environment_.files.path_status(folder + "/" + name, true, status) >= 0;
+      planned_.push_back({name, known ? status.bytes : 0, 0});
+    }
   }
 
-  void write_shards(output_folder const& out, manifest_writer& manifest,
-                    std::vector<shard_record> kept) {
+  void look_at_output() {
+    earlier_ = earlier_output(environment_.files, out_path_, identity_, outputs_, report_.notes);
+  }
+
+  /// Shards of an earlier run that are whole.
+  void find_kept(output_folder const& out) {
+    for (std::size_t i = 0; i < plan_.shards.size(); ++i) {
+      shard_record const* const record = earlier_.shard(plan_.shards[i].name);
+      if (record == nullptr || !earlier_.has_written(record->file.name)) continue;
+      planned_[i].kept =
+          is_whole(out, shard_layout(plan_.shards[i], plan_, metadata_), *record, workers_, where_);
+      if (planned_[i].kept) continue;
+      report_.notes.push_back(
+          fmt::format("{} is not what was written: it is made again", quoted(record->file.name)));
+    }
+  }
+
+  /// Bytes on the disk of the output.
+  struct disk_space {
+    index_t needed = 0;
+    index_t free = -1;  ///< -1: the system does not say
+    index_t freed = 0;  ///< of files that make way
+  };
+  [[nodiscard]] disk_space space_now() const {
+    disk_space result;
+    for (convert_file const& file : planned_) {
+      if (!file.kept) result.needed = checked_add(result.needed, file.bytes);
+    }
+    result.freed = earlier_.bytes_that_make_way();
+    file_status status;
+    bool const there = environment_.files.path_status(out_path_, true, status) >= 0;
+    index_t bytes = 0;
+    std::string const path = there ? out_path_ : parent_of(out_path_);
+    if (environment_.files.free_space(path, bytes) >= 0) result.free = bytes;
+    return result;
+  }
+
+  void require_room() {
+    disk_space const space = space_now();
+    if (space.free < 0) {
+      report_.notes.emplace_back("how much space is left for the output is not known");
+    } else if (space.needed > checked_add(space.free, space.freed)) {
+      fail(errc::io_failure, "[convert] {}: {} bytes would be written, and {} are free: {}",
+           escaped_path(out_path_), space.needed, space.free + space.freed, error_text(ENOSPC));
+    }
+  }
+
+  void write_shards(output_folder const& out, manifest_writer& manifest) {
     index_t total = 0;
     for (planned_shard const& shard : plan_.shards) total += shard.tensor_bytes;
     progress_counter progress(report_progress_, total);
@@ -188,22 +228,21 @@ class conversion {
     std::future<shard_record> finished;
     auto const settle = [&] {
       if (!finished.valid()) return;
-      shard_record const record = finished.get();
-      manifest.add(record);
-      records_.push_back(record);
+      records_.push_back(finished.get());
     };
-    std::size_t left = plan_.shards.size() - kept.size();
-    for (planned_shard const& shard : plan_.shards) {
-      auto const done = std::find_if(kept.begin(), kept.end(), [&](shard_record const& record) {
-        return record.name == shard.name;
-      });
-      if (done != kept.end()) {
-        records_.push_back(*done);
+    auto const is_kept = [](convert_file const& file) { return file.kept; };
+    auto left = static_cast<std::ptrdiff_t>(plan_.shards.size()) -
+                std::count_if(planned_.begin(), planned_.end(), is_kept);
+    for (std::size_t i = 0; i < plan_.shards.size(); ++i) {
+      planned_shard const& shard = plan_.shards[i];
+      if (planned_[i].kept) {
+        records_.push_back(*earlier_.shard(shard.name));
         ++report_.shards_kept;
         progress.add(shard.tensor_bytes);
         continue;
       }
-      auto writer = std::make_unique<shard_writer>(out, shard_layout(shard, plan_, metadata_));
+      auto writer = std::make_unique<shard_writer>(out, shard_layout(shard, plan_, metadata_),
+                                                   earlier_.has_written(shard.name));
       try {
         writer->run(workers, where_, progress);
       } catch (...) {
@@ -217,7 +256,9 @@ class conversion {
       if (last) workers.clear();
       bool const behind = environment_.background && !last;
       finished = std::async(behind ? std::launch::async : std::launch::deferred, [&, last] {
-        return finishing->finish(files_, last ? workers_ : 1, last ? where_ : cpu_stream());
+        // one shard is finished at a time, and the manifest is written by nobody else meanwhile
+        return finishing->finish(files_, last ? workers_ : 1, last ? where_ : cpu_stream(),
+                                 [&](shard_record const& record) { manifest.add(record); });
       });
       if (!behind) settle();
     }
@@ -234,93 +275,23 @@ class conversion {
     }
   }
 
-  void write_text(output_folder const& out, std::string_view name, std::string const& text) const {
-    write_file(out, name, std::as_bytes(std::span(text)), true);
-  }
-
-  void write_side_files(output_folder const& out) {
+  void write_side_files(output_folder const& out, manifest_writer& manifest) {
     std::string const folder = files_.path().string();
-    file_status status;
-    if (environment_.files.path_status(folder, true, status) < 0 ||
-        status.kind != file_kind::folder) {
-      return;
-    }
-    for (std::string const& name : side_files_of(environment_.files, folder, report_.notes)) {
-      if (copy_side_file(environment_.files, folder, name, out, report_.notes)) {
+    for (std::string const& name : side_files_) {
+      side_file_target const target{out, earlier_.has_written(name),
+                                    [&](file_record const& record) { manifest.add(record); }};
+      if (copy_side_file(environment_.files, folder, name, target, report_.notes)) {
         report_.side_files.push_back(name);
       }
     }
-    if (files_.hf_quant_config() != nullptr && plan_.converted_modules > 0) {
-      report_.notes.emplace_back("hf_quant_config.json was left out: it is no longer true");
-    } else if (files_.hf_quant_config() != nullptr &&
-               copy_side_file(environment_.files, folder, "hf_quant_config.json", out,
-                              report_.notes)) {
-      report_.side_files.emplace_back("hf_quant_config.json");
-    }
   }
 
-  void write_index(output_folder const& out) const {
-    if (plan_.shards.size() == 1) return;
-    std::map<std::string_view, std::string_view> names;
-    index_t total = 0;
-    for (planned_shard const& shard : plan_.shards) {
-      total += shard.tensor_bytes;
-      for (new_tensor const& tensor : shard.tensors) names.emplace(tensor.name, shard.name);
+  void write_texts(output_folder const& out, manifest_writer& manifest) const {
+    for (auto const& [name, text] : texts_) {
+      auto const bytes = std::as_bytes(std::span(text));
+      file_record const record = record_of(name, bytes);
+      write_file(out, name, bytes, earlier_.has_written(name), [&] { manifest.add(record); });
     }
-    std::string text = fmt::format(
-        "{{\n  \"metadata\": {{\n    \"total_size\": {}\n  }},\n  \"weight_map\": {{", total);
-    bool first = true;
-    for (auto const& [tensor, file] : names) {
-      text += first ? "\n    " : ",\n    ";
-      first = false;
-      append_json_text(text, tensor);
-      text += ": ";
-      append_json_text(text, file);
-    }
-    write_text(out, index_name, text + "\n  }\n}\n");
-  }
-
-  void write_configs(output_folder const& out) const {
-    if (configs_.params) write_text(out, "params.json", *configs_.params);
-    if (configs_.config) write_text(out, "config.json", *configs_.config);
-  }
-
-  void finish_report() {
-    std::span<tensor_entry const> const tensors = files_.tensors();
-    std::array<index_t, 4> counts = {};
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      ++counts[static_cast<std::size_t>(plan_.fates[i])];
-      report_.input_bytes += tensors[i].bytes;
-      report_.tensors.push_back({std::string(tensors[i].name), plan_.fates[i], plan_.reasons[i]});
-    }
-    report_.converted = counts[0];
-    report_.copied = counts[1];
-    report_.consumed = counts[2];
-    report_.dropped = counts[3];
-    report_.shards = static_cast<index_t>(plan_.shards.size());
-    for (planned_shard const& shard : plan_.shards) {
-      report_.output_tensors += static_cast<index_t>(shard.tensors.size());
-    }
-    std::vector<std::string> named;
-    for (shard_record const& record : records_) {
-      report_.output_bytes += record.bytes;
-      report_.overflows += record.counts.overflows;
-      report_.not_finite += record.counts.not_finite;
-      for (std::string const& text : record.anomalies) {
-        if (named.size() < 8) named.push_back(text);
-      }
-    }
-    if (report_.overflows > 0) {
-      report_.anomalies.push_back(
-          fmt::format("{} numbers are too large for f16 and became infinite", report_.overflows));
-    }
-    if (report_.not_finite > 0) {
-      report_.anomalies.push_back(
-          fmt::format("{} numbers or scales of the output are not finite", report_.not_finite));
-    }
-    report_.anomalies.insert(report_.anomalies.end(), named.begin(), named.end());
-    for (std::string_view const id : from_.resolved.dialects) report_.dialects.emplace_back(id);
-    report_.assumed = from_.resolved.assumed;
   }
 
   checkpoint_reader::state const& from_;
@@ -336,11 +307,23 @@ class conversion {
   metadata_list metadata_;
   tile_memory memory_;
   index_t workers_ = 1;
+  std::vector<convert_file> planned_;  ///< the shards of the plan, then all other files
+  std::vector<std::string> side_files_;
+  std::vector<std::pair<std::string, std::string>> texts_;  ///< names and contents
+  std::vector<std::string> outputs_;                        ///< names of planned_
+  earlier_output earlier_;
   std::vector<shard_record> records_;
   convert_report report_;
 };
 
 }  // namespace
+
+convert_preview preview_files(checkpoint_reader::state const& from, std::string const& out,
+                              convert_options const& options, stream where,
+                              convert_environment const& environment) {
+  progress_report const silent;
+  return conversion(from, out, options, where, silent, environment).preview();
+}
 
 convert_report convert_files(checkpoint_reader::state const& from, std::string const& out,
                              convert_options const& options, stream where,
@@ -361,6 +344,12 @@ std::string_view name(tensor_fate fate) noexcept {
   constexpr std::array<std::string_view, 4> names = {"converted", "copied", "consumed", "dropped"};
   auto const i = static_cast<std::size_t>(fate);
   return i < names.size() ? names[i] : "unknown";
+}
+
+convert_preview preview_conversion(checkpoint_reader const& from, std::string const& out,
+                                   convert_options const& options, stream where) {
+  return checkpoint::preview_files(from.internals(), out, options, where,
+                                   {checkpoint::posix_files()});
 }
 
 convert_report convert(checkpoint_reader const& from, std::string const& out,

@@ -1,12 +1,11 @@
 #include "checkpoint/convert_manifest.hpp"
 
-#include "checkpoint/checksum.hpp"
+#include "checkpoint/input_file.hpp"
 #include "checkpoint/json_write.hpp"
 #include "checkpoint/quoted.hpp"
 #include "core/fail.hpp"
-#include "moe64/version.hpp"
 
-#include <charconv>
+#include <algorithm>
 #include <errno.h>
 
 namespace moe64::checkpoint {
@@ -14,46 +13,23 @@ namespace {
 
 constexpr index_t manifest_limit = index_t{256} << 20;
 
-std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
-
-std::uint64_t from_hex(std::string_view text) {
-  std::uint64_t value = 0;
-  auto const [end, status] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
-  if (status != std::errc{} || end != text.data() + text.size()) {
-    fail(errc::malformed_file, "[convert] {} is not a checksum", quoted(text));
-  }
-  return value;
+std::string facts_of(file_record const& record) {
+  return fmt::format(",\"bytes\":{},\"head_bytes\":{},\"head\":\"{}\"", record.bytes,
+                     record.head_bytes, hex(record.head));
 }
 
-std::string text_sum(std::string_view text) {
-  checksum sum;
-  sum.add(std::as_bytes(std::span(text)));
-  return hex(sum.value());
-}
-
-/// Names, types, shapes and places of every shard's tensors: what its header says.
-std::vector<std::string> header_sums(folder const& files) {
-  std::vector<checksum> sums(files.shards().size());
-  for (tensor_entry const& tensor : files.tensors()) {
-    checksum& sum = sums[static_cast<std::size_t>(tensor.shard)];
-    index_t const facts[] = {static_cast<index_t>(tensor.name.size()),
-                             static_cast<index_t>(tensor.type),
-                             static_cast<index_t>(tensor.shape.size()), tensor.begin, tensor.bytes};
-    sum.add(std::as_bytes(std::span(facts)));
-    sum.add(std::as_bytes(std::span(tensor.name)));
-    sum.add(std::as_bytes(tensor.shape));
-  }
-  std::vector<std::string> texts;
-  for (checksum const& sum : sums) texts.push_back(hex(sum.value()));
-  return texts;
+std::string line_of(file_record const& record) {
+  std::string line = "{\"file\":";
+  append_json_text(line, record.name);
+  return line + facts_of(record) + "}\n";
 }
 
 std::string line_of(shard_record const& record) {
   std::string line = "{\"shard\":";
-  append_json_text(line, record.name);
-  line += fmt::format(
-      ",\"bytes\":{},\"checksum\":\"{}\",\"overflows\":{},\"not_finite\":{},\"anomalies\":[",
-      record.bytes, hex(record.checksum), record.counts.overflows, record.counts.not_finite);
+  append_json_text(line, record.file.name);
+  line += facts_of(record.file);
+  line += fmt::format(",\"checksum\":\"{}\",\"overflows\":{},\"not_finite\":{},\"anomalies\":[",
+                      hex(record.checksum), record.counts.overflows, record.counts.not_finite);
   for (std::size_t i = 0; i < record.anomalies.size(); ++i) {
     if (i != 0) line += ',';
     append_json_text(line, record.anomalies[i]);
@@ -61,10 +37,30 @@ std::string line_of(shard_record const& record) {
   return line + "]}\n";
 }
 
-shard_record record_of(json_value const& line) {
-  shard_record record;
-  record.name = line.at("shard").text();
+std::string line_of(std::vector<std::string> const& outputs) {
+  std::string line = "{\"outputs\":[";
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (i != 0) line += ',';
+    append_json_text(line, outputs[i]);
+  }
+  return line + "]}\n";
+}
+
+file_record file_of(json_value const& line, std::string_view kind) {
+  file_record record;
+  record.name = line.at(kind).text();
   record.bytes = line.at("bytes").integer();
+  record.head_bytes = line.at("head_bytes").integer();
+  record.head = from_hex(line.at("head").text());
+  if (record.head_bytes < 0 || record.head_bytes > record.bytes) {
+    fail(errc::malformed_file, "[convert] {} of {} bytes", record.head_bytes, record.bytes);
+  }
+  return record;
+}
+
+shard_record shard_of(json_value const& line) {
+  shard_record record;
+  record.file = file_of(line, "shard");
   record.checksum = from_hex(line.at("checksum").text());
   record.counts.overflows = line.at("overflows").integer();
   record.counts.not_finite = line.at("not_finite").integer();
@@ -72,37 +68,60 @@ shard_record record_of(json_value const& line) {
   return record;
 }
 
-}  // namespace
-
-conversion_identity identity_of(folder const& files, convert_options const& options,
-                                std::vector<std::string> const& assumed,
-                                std::string const& configs) {
-  conversion_identity identity;
-  identity.library = version();
-  std::string settings =
-      fmt::format("{} {} {}", name(options.to), options.shard_bytes, options.unsound);
-  for (std::string const& text : assumed) settings += "\n" + text;
-  identity.options = text_sum(settings);
-  std::string inputs;
-  std::vector<std::string> const headers = header_sums(files);
-  for (std::size_t i = 0; i < files.shards().size(); ++i) {
-    shard const& file = files.shards()[i];
-    inputs += i == 0 ? "{\"file\":" : ",{\"file\":";
-    append_json_text(inputs, file.name);
-    inputs += fmt::format(",\"bytes\":{},\"modified_ns\":{},\"header\":\"{}\"}}", file.bytes,
-                          file.status.modified_ns, headers[i]);
-  }
-  identity.inputs = text_sum(inputs + "\n" + configs);
-  identity.text = fmt::format(
-      "{{\"moe64_convert\":1,\"library\":\"{}\",\"to\":\"{}\",\"options\":\"{}\",\"inputs\":\"{}\","
-      "\"files\":[{}]}}\n",
-      identity.library, name(options.to), identity.options, identity.inputs, inputs);
-  return identity;
+/// The last line of a name counts.
+void put(earlier_run& run, shard_record record) {
+  std::erase_if(run.shards,
+                [&](shard_record const& old) { return old.file.name == record.file.name; });
+  run.shards.push_back(std::move(record));
+}
+void put(earlier_run& run, file_record record) {
+  std::erase_if(run.files, [&](file_record const& old) { return old.name == record.name; });
+  run.files.push_back(std::move(record));
 }
 
-std::optional<earlier_run> read_manifest(output_folder const& folder) {
-  auto const file =
-      input_file::open_if_present(folder.files(), folder.path_of(manifest_name), link_rule::none);
+void read_identity(json_value const& line, earlier_run& run) {
+  if (index_t const format = line.at("moe64_convert").integer(); format != manifest_format) {
+    fail(errc::unsupported, "format {}, expected {}", format, manifest_format);
+  }
+  run.identity.library = line.at("library").text();
+  run.identity.options = line.at("options").text();
+  run.identity.inputs = line.at("inputs").text();
+  run.identity.declaration = line.at("declaration").text();
+}
+
+void read_line(json_value const& line, earlier_run& run) {
+  if (line.find("complete") != nullptr) {
+    run.complete = line.at("complete").boolean();
+  } else if (line.find("outputs") != nullptr) {
+    for (json_value const& name : line.at("outputs")) run.outputs.emplace_back(name.text());
+  } else if (line.find("shard") != nullptr) {
+    shard_record record = shard_of(line);
+    put(run, record.file);
+    put(run, std::move(record));
+  } else {
+    put(run, file_of(line, "file"));
+  }
+}
+
+[[noreturn]] void refuse(std::string const& path, std::string_view why) {
+  fail(errc::invalid_argument,
+       "[convert] {}: is not understood ({}), so that nobody can say which files beside it may be "
+       "replaced; empty the folder or choose another one",
+       escaped_path(path), why);
+}
+
+}  // namespace
+
+file_record const* earlier_run::file(std::string_view name) const noexcept {
+  for (file_record const& record : files) {
+    if (record.name == name) return &record;
+  }
+  return nullptr;
+}
+
+std::optional<earlier_run> read_manifest(file_system const& files, std::string const& folder) {
+  std::string const path = fmt::format("{}/{}", folder, manifest_name);
+  auto const file = input_file::open_if_present(files, path, link_rule::none);
   if (!file) return std::nullopt;
   std::string const text = file->read_text(manifest_limit);
   earlier_run run;
@@ -113,33 +132,33 @@ std::optional<earlier_run> read_manifest(output_folder const& folder) {
     try {
       auto const document =
           parse_json(std::string_view(text).substr(begin, end - begin), manifest_name);
-      json_value const& line = document->root();
-      if (first) {
-        if (line.at("moe64_convert").integer() != 1) return std::nullopt;
-        run.identity.library = line.at("library").text();
-        run.identity.options = line.at("options").text();
-        run.identity.inputs = line.at("inputs").text();
-      } else if (line.find("complete") != nullptr) {
-        run.complete = line.at("complete").boolean();
-      } else {
-        run.shards.push_back(record_of(line));
-      }
-    } catch (error const&) {
-      if (first) return std::nullopt;
+      first ? read_identity(document->root(), run) : read_line(document->root(), run);
+    } catch (error const& damaged) {
+      if (first) refuse(path, damaged.what());
       break;  // what follows a damaged line is not trusted
     }
     first = false;
     begin = end + 1;
   }
-  if (first) return std::nullopt;
+  if (first) refuse(path, "it has no line");
   return run;
 }
 
 manifest_writer::manifest_writer(output_folder const& folder, conversion_identity const& identity,
-                                 std::vector<shard_record> const& kept)
+                                 std::vector<std::string> const& outputs, earlier_run const& kept)
     : folder_(folder), path_(folder.path_of(manifest_name)) {
-  std::string text = identity.text;
-  for (shard_record const& record : kept) text += line_of(record);
+  std::vector<std::string> names = outputs;
+  for (std::string const& name : kept.outputs) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  std::string text = identity.text + line_of(names);
+  for (shard_record const& record : kept.shards) text += line_of(record);
+  for (file_record const& record : kept.files) {
+    bool const shard =
+        std::any_of(kept.shards.begin(), kept.shards.end(),
+                    [&](shard_record const& other) { return other.file.name == record.name; });
+    if (!shard) text += line_of(record);
+  }
   write_file(folder_, manifest_name, std::as_bytes(std::span(text)), true);
   end_ = static_cast<index_t>(text.size());
   descriptor_ = folder_.files().open_or_create(path_);
@@ -172,6 +191,7 @@ void manifest_writer::append(std::string const& line) {
 }
 
 void manifest_writer::add(shard_record const& record) { append(line_of(record)); }
+void manifest_writer::add(file_record const& record) { append(line_of(record)); }
 void manifest_writer::complete() { append("{\"complete\":true}\n"); }
 
 }  // namespace moe64::checkpoint

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "checkpoint/convert_identity.hpp"
 #include "checkpoint/convert_shard.hpp"
 
 #include <optional>
@@ -8,41 +9,39 @@
 
 namespace moe64::checkpoint {
 
-/// What a conversion depends on. Two with the same identity write the same bytes.
-struct conversion_identity {
-  std::string library;  ///< its version
-  std::string options;  ///< a checksum of target, shard size and assumptions
-  std::string inputs;   ///< a checksum of the list below and of the configs
-  std::string text;     ///< the first line of the manifest: the above, and size, time and header of
-                        ///< every input file
-};
-[[nodiscard]] conversion_identity identity_of(folder const& files, convert_options const& options,
-                                              std::vector<std::string> const& assumed,
-                                              std::string const& configs);
+inline constexpr std::string_view manifest_name = ".moe64-convert.jsonl";
+inline constexpr index_t manifest_format = 2;
 
 /// The manifest of an earlier run, as far as it can be read.
 struct earlier_run {
   conversion_identity identity;
-  std::vector<shard_record> shards;
+  std::vector<std::string> outputs;  ///< names that it may have written partial files for
+  std::vector<file_record> files;    ///< what it has written; the last one of a name counts
+  std::vector<shard_record> shards;  ///< those of them that are shards
   bool complete = false;
+
+  [[nodiscard]] file_record const* file(std::string_view name) const noexcept;
 };
 
-inline constexpr std::string_view manifest_name = ".moe64-convert.jsonl";
+/// Empty when there is none. errc::invalid_argument when there is one that cannot be understood:
+/// then nobody knows whose the files beside it are.
+[[nodiscard]] std::optional<earlier_run> read_manifest(file_system const& files,
+                                                       std::string const& folder);
 
-/// Empty when there is none, or none that can be understood.
-[[nodiscard]] std::optional<earlier_run> read_manifest(output_folder const& folder);
-
-/// Lines of JSON, each permanent before the next step begins.
+/// Lines of JSON, each permanent before the next step begins. A file is written down before it gets
+/// its name, so that nothing stands under a name that is not known to be this conversion's.
 class manifest_writer {
  public:
-  /// Replaces what is there by the identity and the shards that are kept.
+  /// Replaces what is there by the identity, the names that are going to be written, and whatever
+  /// is known of files of earlier runs that still stand.
   manifest_writer(output_folder const& folder, conversion_identity const& identity,
-                  std::vector<shard_record> const& kept);
+                  std::vector<std::string> const& outputs, earlier_run const& kept);
   manifest_writer(manifest_writer const&) = delete;
   manifest_writer& operator=(manifest_writer const&) = delete;
   ~manifest_writer();
 
   void add(shard_record const& record);
+  void add(file_record const& record);
   void complete();
 
  private:

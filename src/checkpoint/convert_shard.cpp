@@ -84,9 +84,9 @@ std::uint64_t shard_layout::combined(std::vector<std::uint64_t> const& sums) con
   return all.value();
 }
 
-shard_writer::shard_writer(output_folder const& folder, shard_layout layout)
+shard_writer::shard_writer(output_folder const& folder, shard_layout layout, bool replace)
     : layout_(std::move(layout)),
-      file_(folder, layout_.shard().name, layout_.file().bytes, true),
+      file_(folder, layout_.shard().name, layout_.file().bytes, replace),
       sums_(2 * layout_.tiles().size()),
       counts_(layout_.tiles().size()) {
   file_.write(0, std::as_bytes(std::span(layout_.file().header)));
@@ -123,13 +123,14 @@ void shard_writer::run(std::vector<std::unique_ptr<tile_worker>> const& workers,
   });
 }
 
-shard_record shard_writer::finish(folder const& inputs, index_t readers, stream where) {
+shard_record shard_writer::finish(folder const& inputs, index_t readers, stream where,
+                                  std::function<void(shard_record const&)> const& before_name) {
   for (std::size_t i = 0; i < inputs.shards().size(); ++i) {
     inputs.check_unchanged(static_cast<index_t>(i));
   }
   shard_record record;
-  record.name = layout_.shard().name;
-  record.bytes = layout_.file().bytes;
+  record.file = record_of(layout_.shard().name, std::as_bytes(std::span(layout_.file().header)));
+  record.file.bytes = layout_.file().bytes;
   for (std::size_t i = 0; i < counts_.size(); ++i) {
     number_counts const& found = counts_[i];
     record.counts.overflows += found.overflows;
@@ -147,9 +148,11 @@ shard_record shard_writer::finish(folder const& inputs, index_t readers, stream 
   record.checksum = layout_.combined(sums_);
   file_.finish([&] {
     auto const read = [&](index_t at, std::span<std::byte> into) { file_.read(at, into); };
-    if (has_header(layout_, read) && sums_of(layout_, read, readers, where) == sums_) return;
-    fail(errc::io_failure, "[convert] {}: what was read back is not what was written",
-         escaped_path(file_.path()));
+    if (!has_header(layout_, read) || sums_of(layout_, read, readers, where) != sums_) {
+      fail(errc::io_failure, "[convert] {}: what was read back is not what was written",
+           escaped_path(file_.path()));
+    }
+    before_name(record);
   });
   return record;
 }
@@ -158,7 +161,9 @@ bool is_whole(output_folder const& folder, shard_layout const& layout, shard_rec
               index_t readers, stream where) {
   auto const file = input_file::open_if_present(folder.files(), folder.path_of(layout.shard().name),
                                                 link_rule::none);
-  if (!file || file->bytes() != layout.file().bytes || record.bytes != file->bytes()) return false;
+  if (!file || file->bytes() != layout.file().bytes || record.file.bytes != file->bytes()) {
+    return false;
+  }
   auto const read = [&](index_t at, std::span<std::byte> into) { file->read(at, into); };
   return has_header(layout, read) &&
          layout.combined(sums_of(layout, read, readers, where)) == record.checksum;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "checkpoint/convert_record.hpp"
 #include "checkpoint/convert_tiles.hpp"
 #include "checkpoint/output_file.hpp"
 #include "checkpoint/parallel_work.hpp"
@@ -14,8 +15,7 @@ namespace moe64::checkpoint {
 
 /// What is known about a file of the output once it is whole.
 struct shard_record {
-  std::string name;
-  index_t bytes = 0;
+  file_record file;
   std::uint64_t checksum = 0;  ///< of the header and of every tile
   number_counts counts;
   std::vector<std::string> anomalies;  ///< a few tensors with counts; safe to print
@@ -48,15 +48,17 @@ class shard_layout {
 /// Writes one shard: tiles from all threads, then fsync, read-back and its name.
 class shard_writer {
  public:
-  shard_writer(output_folder const& folder, shard_layout layout);
+  shard_writer(output_folder const& folder, shard_layout layout, bool replace);
 
   /// All tiles, each worker on a thread of the stream.
   void run(std::vector<std::unique_ptr<tile_worker>> const& workers, stream where,
            progress_counter& progress);
 
   /// Checks that the inputs are what they were, makes the file permanent and reads it back, on at
-  /// most `readers` threads of the stream, each with a buffer of the largest tile.
-  [[nodiscard]] shard_record finish(folder const& inputs, index_t readers, stream where);
+  /// most `readers` threads of the stream, each with a buffer of the largest tile. `before_name` is
+  /// told of the file once it is whole, before it has its name.
+  [[nodiscard]] shard_record finish(folder const& inputs, index_t readers, stream where,
+                                    std::function<void(shard_record const&)> const& before_name);
 
  private:
   void run_tile(tile_worker& worker, std::size_t position);

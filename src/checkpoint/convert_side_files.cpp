@@ -42,7 +42,7 @@ std::vector<std::string> side_files_of(file_system const& files, std::string con
   for (std::string const& name : names) {
     if (is_described(name) || name.ends_with(".safetensors") || name.starts_with(".")) continue;
     file_status status;
-    if (has_weights(name) || !file_name_problem(name).empty()) {
+    if (has_weights(name) || !file_name_problem(partial_name(name)).empty()) {
       notes.push_back(fmt::format("{} was not copied", quoted(name)));
     } else if (files.path_status(folder + "/" + name, true, status) < 0 ||
                status.kind != file_kind::regular) {
@@ -55,7 +55,7 @@ std::vector<std::string> side_files_of(file_system const& files, std::string con
 }
 
 bool copy_side_file(file_system const& files, std::string const& folder, std::string const& name,
-                    output_folder const& out, std::vector<std::string>& notes) {
+                    side_file_target const& target, std::vector<std::string>& notes) {
   std::optional<input_file> source;
   try {
     source = input_file::open(files, folder + "/" + name, link_rule::hub_cache);
@@ -63,7 +63,7 @@ bool copy_side_file(file_system const& files, std::string const& folder, std::st
     notes.push_back(fmt::format("{} was not copied: {}", quoted(name), refused.what()));
     return false;
   }
-  output_file copy(out, name, source->bytes(), true);
+  output_file copy(target.out, name, source->bytes(), target.replace);
   std::vector<std::byte> buffer(static_cast<std::size_t>(std::min(piece_bytes, source->bytes())));
   auto const for_each_piece = [&](auto const& visit) {
     for (index_t at = 0; at < source->bytes(); at += piece_bytes) {
@@ -84,9 +84,11 @@ bool copy_side_file(file_system const& files, std::string const& folder, std::st
       copy.read(at, piece);
       back.add(piece);
     });
-    if (back.value() == written.value()) return;
-    fail(errc::io_failure, "[convert] {}: what was read back is not what was written",
-         escaped_path(copy.path()));
+    if (back.value() != written.value()) {
+      fail(errc::io_failure, "[convert] {}: what was read back is not what was written",
+           escaped_path(copy.path()));
+    }
+    target.before_name({name, source->bytes(), source->bytes(), written.value()});
   });
   return true;
 }

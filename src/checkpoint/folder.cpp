@@ -1,5 +1,6 @@
 #include "checkpoint/folder.hpp"
 
+#include "checkpoint/checksum.hpp"
 #include "checkpoint/folder_files.hpp"
 #include "checkpoint/input_file.hpp"
 #include "checkpoint/quoted.hpp"
@@ -17,13 +18,6 @@ bool name_less(tensor_entry const& a, tensor_entry const& b) { return a.name < b
 
 using document = std::unique_ptr<json_document const>;
 
-document read_document(file_system const& files, std::string const& path, link_rule links) {
-  json_limits const limits;
-  std::optional<input_file> const file = input_file::open_if_present(files, path, links);
-  if (!file) return nullptr;
-  return parse_json(file->read_text(limits.bytes), path, limits);
-}
-
 json_value const* root_of(document const& found) { return found ? &found->root() : nullptr; }
 
 }  // namespace
@@ -38,9 +32,12 @@ struct folder::state {
   document config;
   document hf_quant_config;
   document params;
+  std::vector<document_source> documents;
 
   void open_shard(file_system const& system, std::string const& base, std::string const& name,
                   link_rule links, open_options const& options);
+  [[nodiscard]] document read_document(file_system const& system, std::string const& base,
+                                       std::string const& name, link_rule links);
   void sort_tensors();
   void check_index(shard_index const& index, std::string const& index_name);
   [[nodiscard]] std::string const& shard_name(index_t position) const {
@@ -76,6 +73,18 @@ void folder::state::open_shard(file_system const& system, std::string const& bas
                     .metadata = header.metadata()});
   files.push_back(std::move(file));
   headers.push_back(std::move(header));
+}
+
+document folder::state::read_document(file_system const& system, std::string const& base,
+                                      std::string const& name, link_rule links) {
+  json_limits const limits;
+  std::optional<input_file> const file = input_file::open_if_present(system, base + name, links);
+  if (!file) return nullptr;
+  std::string const text = file->read_text(limits.bytes);
+  checksum sum;
+  sum.add(std::as_bytes(std::span(text)));
+  documents.push_back({name, sum.value()});
+  return parse_json(text, base + name, limits);
 }
 
 void folder::state::sort_tensors() {
@@ -143,9 +152,12 @@ folder folder::open(std::filesystem::path const& path, open_options const& optio
   }
   opened->sort_tensors();
   if (chosen.index) opened->check_index(*chosen.index, chosen.index_name);
-  opened->config = read_document(system, base + "config.json", options.links);
-  opened->hf_quant_config = read_document(system, base + "hf_quant_config.json", options.links);
-  opened->params = read_document(system, base + "params.json", options.links);
+  auto const document_of = [&](std::string const& name) {
+    return opened->read_document(system, base, name, options.links);
+  };
+  opened->config = document_of("config.json");
+  opened->hf_quant_config = document_of("hf_quant_config.json");
+  opened->params = document_of("params.json");
   return folder(std::move(opened));
 }
 
@@ -163,6 +175,7 @@ json_value const* folder::hf_quant_config() const noexcept {
   return root_of(state_->hf_quant_config);
 }
 json_value const* folder::params() const noexcept { return root_of(state_->params); }
+std::span<document_source const> folder::documents() const noexcept { return state_->documents; }
 
 tensor_entry const* folder::find(std::string_view name) const noexcept {
   auto const at = std::lower_bound(

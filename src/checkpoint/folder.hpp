@@ -43,6 +43,12 @@ struct shard {
   std::vector<std::pair<std::string, std::string>> metadata = {};
 };
 
+/// A JSON file that was read beside the tensors.
+struct document_source {
+  std::string name;
+  std::uint64_t checksum = 0;  ///< of its bytes
+};
+
 /// A checkpoint on disk, opened: every header is read and validated, the index agrees with them,
 /// and the files stay open. All members may be called from several threads at once.
 class folder {
@@ -67,6 +73,8 @@ class folder {
   [[nodiscard]] json_value const* config() const noexcept;
   [[nodiscard]] json_value const* hf_quant_config() const noexcept;
   [[nodiscard]] json_value const* params() const noexcept;
+  /// All of them that are there: what a declaration is read from.
+  [[nodiscard]] std::span<document_source const> documents() const noexcept;
 
   /// Fills `into` with the bytes of the tensor from `offset` on; errc::io_failure when the file
   /// shrank or cannot be read.

@@ -1,5 +1,7 @@
 #include "checkpoint/io.hpp"
 
+#include <algorithm>
+#include <cstdint>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -7,6 +9,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <system_error>
 #include <unistd.h>
@@ -86,6 +89,15 @@ class posix_file_system final : public file_system {
   }
   int make_folder(std::string const& path) const override {
     return or_error(::mkdir(path.c_str(), 0777));
+  }
+  int free_space(std::string const& path, index_t& bytes) const override {
+    struct statvfs found = {};
+    if (::statvfs(path.c_str(), &found) != 0) return -errno;
+    unsigned long long product = 0;
+    bool const too_many = __builtin_mul_overflow(found.f_bavail, found.f_frsize, &product);
+    bytes = too_many ? INT64_MAX
+                     : static_cast<index_t>(std::min<unsigned long long>(product, INT64_MAX));
+    return 0;
   }
 
   index_t read_at(int descriptor, std::span<std::byte> into, index_t offset) const override {

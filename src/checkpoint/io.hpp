@@ -50,6 +50,8 @@ class file_system {
   virtual int read_link(std::string const& path, std::string& target) const = 0;
   virtual int list_folder(std::string const& path, std::vector<std::string>& names) const = 0;
   virtual int make_folder(std::string const& path) const = 0;
+  /// Bytes that this process may still write to the file system of the path.
+  virtual int free_space(std::string const& path, index_t& bytes) const = 0;
 
   virtual index_t read_at(int descriptor, std::span<std::byte> into, index_t offset) const = 0;
   virtual index_t write_at(int descriptor, std::span<std::byte const> from,

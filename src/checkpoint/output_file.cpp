@@ -16,23 +16,20 @@ constexpr std::size_t piece_bytes = std::size_t{16} << 20;
 
 }  // namespace
 
+std::string partial_name(std::string_view name) {
+  std::string_view const prefix = name.starts_with(".moe64") ? "" : ".moe64-";
+  return fmt::format("{}{}.partial", prefix, name);
+}
+
 output_file::output_file(output_folder const& folder, std::string_view name, index_t bytes,
                          bool replace)
     : folder_(folder),
       path_(folder.path_of(name)),
-      partial_path_(folder.path_of(std::string(name) + ".partial")),
-      bytes_(bytes) {
+      partial_path_(folder.path_of(partial_name(name))),
+      bytes_(bytes),
+      replace_(replace) {
   file_system const& files = folder_.files();
-  file_status existing;
-  int const found = files.path_status(path_, false, existing);
-  if (found < 0 && found != -ENOENT) refuse("asking for its status", found);
-  if (found >= 0 && !replace) {
-    fail(errc::invalid_argument, "[write] {}: is already there", escaped_path(path_));
-  }
-  if (found >= 0 && existing.kind != file_kind::regular) {
-    fail(errc::invalid_argument, "[write] {}: is there, and not a regular file",
-         escaped_path(path_));
-  }
+  require_free_name();
   // The lock of the folder says that nobody else is writing this one.
   if (int const gone = files.unlink(partial_path_); gone < 0 && gone != -ENOENT) {
     refuse("removing an older partial file", gone);
@@ -56,6 +53,18 @@ output_file::~output_file() {
 void output_file::refuse(std::string_view what, index_t result) const {
   fail(errc::io_failure, "[write] {}: {} ({} bytes): {}", escaped_path(path_), what, bytes_,
        error_text(static_cast<int>(-result)));  // narrow-ok: an errno
+}
+
+void output_file::require_free_name() const {
+  file_status existing;
+  int const found = folder_.files().path_status(path_, false, existing);
+  if (found == -ENOENT) return;
+  if (found < 0) refuse("asking for its status", found);
+  if (!replace_) fail(errc::invalid_argument, "[write] {}: is already there", escaped_path(path_));
+  if (existing.kind != file_kind::regular) {
+    fail(errc::invalid_argument, "[write] {}: is there, and not a regular file",
+         escaped_path(path_));
+  }
 }
 
 void output_file::reserve() {
@@ -118,6 +127,7 @@ void output_file::finish(std::function<void()> const& verify) {
   int const closed = files.close(descriptor_);
   descriptor_ = -1;
   if (closed < 0) refuse("closing", closed);
+  require_free_name();  // writing may have taken hours
   if (int const result = files.rename(partial_path_, path_); result < 0) {
     refuse("giving it its name", result);
   }
@@ -126,7 +136,8 @@ void output_file::finish(std::function<void()> const& verify) {
 }
 
 void write_file(output_folder const& folder, std::string_view name,
-                std::span<std::byte const> bytes, bool replace) {
+                std::span<std::byte const> bytes, bool replace,
+                std::function<void()> const& before_name) {
   output_file file(folder, name, static_cast<index_t>(bytes.size()), replace);
   file.write(0, bytes);
   file.finish([&] {
@@ -136,6 +147,7 @@ void write_file(output_folder const& folder, std::string_view name,
       fail(errc::io_failure, "[write] {}: what was read back is not what was written",
            escaped_path(file.path()));
     }
+    if (before_name) before_name();
   });
 }
 

@@ -11,13 +11,17 @@
 
 namespace moe64::checkpoint {
 
+/// What a file is called until it is whole: .moe64-NAME.partial. No other program uses such names,
+/// so that one that a killed process left can be told from the files of others.
+[[nodiscard]] std::string partial_name(std::string_view name);
+
 /// A file of known size that appears under its name only when it is whole and permanent. Until then
-/// it is NAME.partial; one that is not finished is removed, and one that a killed process left is
-/// replaced. Any failure is errc::io_failure and final: the file has to be written again.
+/// it has its partial name; one that is not finished is removed, and one that a killed process left
+/// is replaced. Any failure is errc::io_failure and final: the file has to be written again.
 class output_file {
  public:
   /// Reserves the space, so that a full disk shows now. errc::invalid_argument when the name exists
-  /// and `replace` is false.
+  /// and `replace` is false, now or when the file is finished.
   output_file(output_folder const& folder, std::string_view name, index_t bytes, bool replace);
   output_file(output_file const&) = delete;
   output_file& operator=(output_file const&) = delete;
@@ -38,17 +42,21 @@ class output_file {
  private:
   [[noreturn]] void refuse(std::string_view what, index_t result) const;
   void reserve();
+  void require_free_name() const;
 
   output_folder const& folder_;
   std::string path_;
   std::string partial_path_;
   index_t bytes_;
+  bool replace_;
   int descriptor_ = -1;
   bool finished_ = false;
 };
 
-/// A small file in one go, read back and compared.
+/// A small file in one go, read back and compared; then `before_name` is called, then it gets its
+/// name.
 void write_file(output_folder const& folder, std::string_view name,
-                std::span<std::byte const> bytes, bool replace);
+                std::span<std::byte const> bytes, bool replace,
+                std::function<void()> const& before_name = {});
 
 }  // namespace moe64::checkpoint

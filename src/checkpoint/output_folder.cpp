@@ -12,16 +12,8 @@
 namespace moe64::checkpoint {
 namespace {
 
-constexpr std::string_view lock_name = ".moe64.lock";
-
 [[noreturn]] void refuse(std::string const& path, std::string_view what, int result) {
   fail(errc::io_failure, "[write] {}: {}: {}", escaped_path(path), what, error_text(-result));
-}
-
-std::string parent_of(std::string const& path) {
-  std::size_t const slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return path.substr(0, std::max<std::size_t>(slash, 1));
 }
 
 void sync_folder(file_system const& files, std::string const& path) {
@@ -33,6 +25,13 @@ void sync_folder(file_system const& files, std::string const& path) {
 }
 
 }  // namespace
+
+std::string parent_of(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  std::size_t const slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return path.substr(0, std::max<std::size_t>(slash, 1));
+}
 
 output_folder::output_folder(file_system const& files, std::string path)
     : files_(files), path_(std::move(path)) {

@@ -7,6 +7,11 @@
 
 namespace moe64::checkpoint {
 
+inline constexpr std::string_view lock_name = ".moe64.lock";
+
+/// The folder that holds what the path names.
+[[nodiscard]] std::string parent_of(std::string path);
+
 /// A folder that this process alone writes to. Held by a lock on the file ".moe64.lock" in it,
 /// which the system releases when the process ends, however it ends.
 class output_folder {

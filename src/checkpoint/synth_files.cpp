@@ -25,7 +25,8 @@ void require_empty(output_folder const& folder) {
          error_text(-result));
   }
   for (std::string const& name : names) {
-    if (name == ".moe64.lock" || name.ends_with(".partial")) continue;
+    bool const partial = name.starts_with(".moe64-") && name.ends_with(".partial");
+    if (name == ".moe64.lock" || partial) continue;  // what a run that was killed has left
     fail(errc::invalid_argument, "[synth] {}: is not empty, it holds {}",
          escaped_path(folder.path()), quoted(name, 80));
   }

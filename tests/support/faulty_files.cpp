@@ -52,6 +52,12 @@ int faulty_files::make_folder(std::string const& path) const {
   int const answer = ask("make_folder");
   return answer != 0 ? answer : real_.make_folder(path);
 }
+int faulty_files::free_space(std::string const& path, index_t& bytes) const {
+  int const answer = ask("free_space");
+  int const result = answer != 0 ? answer : real_.free_space(path, bytes);
+  bytes = std::min(bytes, most_free_space);
+  return result;
+}
 index_t faulty_files::read_at(int descriptor, std::span<std::byte> into, index_t offset) const {
   int const answer = ask("read_at");
   if (answer != 0) return answer;

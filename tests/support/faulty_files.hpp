@@ -19,6 +19,7 @@ class faulty_files : public checkpoint::file_system {
 
   hook before = [](std::string_view, index_t) { return 0; };
   index_t longest_transfer = INT64_MAX;  ///< a read or write moves at most so much
+  index_t most_free_space = INT64_MAX;   ///< the disk seems to have at most so much left
   mutable std::vector<std::string> calls;
 
   int open_read(std::string const& path, bool follow) const override;
@@ -32,6 +33,7 @@ class faulty_files : public checkpoint::file_system {
   int read_link(std::string const& path, std::string& target) const override;
   int list_folder(std::string const& path, std::vector<std::string>& names) const override;
   int make_folder(std::string const& path) const override;
+  int free_space(std::string const& path, index_t& bytes) const override;
   index_t read_at(int descriptor, std::span<std::byte> into, index_t offset) const override;
   index_t write_at(int descriptor, std::span<std::byte const> from, index_t offset) const override;
   int allocate(int descriptor, index_t bytes) const override;

@@ -56,6 +56,7 @@ class memory_files : public checkpoint::file_system {
   int open_or_create(std::string const&) const override { return -ENOSYS; }
   int read_link(std::string const&, std::string&) const override { return -ENOSYS; }
   int make_folder(std::string const&) const override { return -ENOSYS; }
+  int free_space(std::string const&, index_t&) const override { return -ENOSYS; }
   index_t write_at(int, std::span<std::byte const>, index_t) const override { return -ENOSYS; }
   int allocate(int, index_t) const override { return -ENOSYS; }
   int set_size(int, index_t) const override { return -ENOSYS; }

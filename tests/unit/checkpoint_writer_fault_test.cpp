@@ -147,7 +147,7 @@ TEST(CheckpointFaults, AnyCallMayFailWithAnyError) {
         bool const there = place.has("out/" + std::string(name));
         EXPECT_TRUE(there || (!had_old && !succeeded)) << failed;
         if (there) expect_whole(place.file("out"));
-        EXPECT_FALSE(place.has("out/model.safetensors.partial") && failed != "unlink") << failed;
+        EXPECT_FALSE(place.has("out/.moe64-model.safetensors.partial") && failed != "unlink") << failed;
       }
     }
   }
@@ -165,7 +165,7 @@ TEST(CheckpointFaults, AFailedFsyncIsFinal) {
   EXPECT_EQ(std::count(files.calls.begin(), files.calls.end(), "sync"), 1);
   EXPECT_EQ(std::count(files.calls.begin(), files.calls.end(), "rename"), 0);
   EXPECT_EQ(place.read("out/model.safetensors"), old);
-  EXPECT_FALSE(place.has("out/model.safetensors.partial"));
+  EXPECT_FALSE(place.has("out/.moe64-model.safetensors.partial"));
 }
 
 TEST(CheckpointFaults, AFullDiskShowsBeforeAnythingIsWritten) {
@@ -267,7 +267,7 @@ TEST(CheckpointFaults, KilledAtEveryCall) {
       if (there) expect_whole(place.file("out/model.safetensors"));
       write_model(posix_files(), place.file("out"));  // again, over what was left
       expect_whole(place.file("out"));
-      EXPECT_FALSE(place.has("out/model.safetensors.partial"));
+      EXPECT_FALSE(place.has("out/.moe64-model.safetensors.partial"));
     }
   }
 }
@@ -301,7 +301,7 @@ TEST(CheckpointFaults, ARealShortWriteAtTheFileSizeLimit) {
   });
   EXPECT_EQ(status, 0);
   EXPECT_FALSE(place.has("out/model.safetensors"));
-  EXPECT_FALSE(place.has("out/model.safetensors.partial"));
+  EXPECT_FALSE(place.has("out/.moe64-model.safetensors.partial"));
 }
 
 TEST(CheckpointFaults, ADeviceThatIsAlwaysFull) {

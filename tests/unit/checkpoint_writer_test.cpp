@@ -139,7 +139,7 @@ TEST(CheckpointWriter, WritesWhatTheReaderReads) {
     EXPECT_TRUE(place.has("out/.moe64.lock"));
   }
   EXPECT_FALSE(place.has("out/.moe64.lock"));
-  EXPECT_FALSE(place.has("out/model.safetensors.partial"));
+  EXPECT_FALSE(place.has("out/.moe64-model.safetensors.partial"));
   folder const opened = folder::open(place.file("out"));
   EXPECT_TRUE(opened.warnings().empty());
   EXPECT_EQ(opened.shards()[0].data_begin % 64, 0);
@@ -200,10 +200,10 @@ TEST(CheckpointWriter, IncompleteOrTooManyBytesAreRefused) {
     EXPECT_MOE64_ERROR(writer.append(1, bytes_of("4")), errc::invalid_argument, "tensor 1 of 1");
     EXPECT_MOE64_ERROR(writer.append(-1, bytes_of("4")), errc::invalid_argument, "tensor -1");
     EXPECT_MOE64_ERROR(writer.finish(), errc::invalid_argument, "'a'", "3 bytes written of 4");
-    EXPECT_TRUE(place.has("m.safetensors.partial"));
+    EXPECT_TRUE(place.has(".moe64-m.safetensors.partial"));
   }
   EXPECT_FALSE(place.has("m.safetensors"));
-  EXPECT_FALSE(place.has("m.safetensors.partial"));
+  EXPECT_FALSE(place.has(".moe64-m.safetensors.partial"));
 }
 
 TEST(CheckpointWriter, AnExistingFileStaysUnlessItIsToBeReplaced) {
@@ -212,7 +212,7 @@ TEST(CheckpointWriter, AnExistingFileStaysUnlessItIsToBeReplaced) {
   output_folder const out(posix_files(), place.path().string());
   EXPECT_MOE64_ERROR(write_some(out, "model.safetensors"), errc::invalid_argument, "already there");
   EXPECT_EQ(place.read("model.safetensors"), "old");
-  place.write("model.safetensors.partial", "left by a process that was killed");
+  place.write(".moe64-model.safetensors.partial", "left by a process that was killed");
   EXPECT_NO_THROW(write_some(out, "model.safetensors", true));
   EXPECT_EQ(folder::open(place.file("model.safetensors")).tensors().size(), 6U);
   fs::create_symlink("/etc/passwd", place.file("link"));
