@@ -361,4 +361,38 @@ DOOR = [
            "unit", "regression.*"),
 ]
 
-MUTANTS = SIZES + FORMATS + SCALES + ROUTING + LAYER + DOOR + FAST
+# ---- files of others ----------------------------------------------------------------------------
+
+EARLIER = "src/checkpoint/convert_earlier.cpp"
+RECORD = "src/checkpoint/convert_record.cpp"
+IDENTITY = "src/checkpoint/convert_identity.cpp"
+
+FILES = [
+    Mutant("declaration_not_in_the_identity", IDENTITY,
+           "  if (earlier.declaration != declaration) return \"declaration\";\n", "",
+           "unit", "convert_resume.a_corrected_declaration_starts_over"),
+    Mutant("configs_not_in_the_identity", IDENTITY,
+           "    sum.add(hex(document.checksum));\n", "",
+           "unit", "convert_resume.every_config_*"),
+    Mutant("arithmetic_not_in_the_identity", IDENTITY,
+           "  if (earlier.library != library) return \"library\";\n", "",
+           "unit", "convert_resume.every_config_*"),
+    Mutant("foreign_files_taken_for_own", RECORD,
+           "    } else if (regular && record != nullptr && is_as_recorded(files, path, *record)) {",
+           "    } else if (regular) {",
+           "unit", "convert_resume.*_removes_no_file_*:convert_resume.*_overwrites_no_file_*"),
+    Mutant("own_by_name_alone", RECORD,
+           "  return sum.value() == record.head;", "  return true;",
+           "unit", "convert_resume.*_edited_*"),
+    Mutant("foreign_files_not_refused", EARLIER,
+           "  if (!in_the_way.empty()) {", "  if (false) {",
+           "unit", "convert_resume.*_removes_no_file_*:convert_resume.*_overwrites_no_file_*"),
+    Mutant("own_files_left_when_it_starts_over", EARLIER,
+           "      int const result = out.files().unlink(path);", "      int const result = path.empty() ? -EIO : 0;",
+           "unit", "convert_faults.changed_options_*:convert_resume.*_removes_no_file_*"),
+    Mutant("named_before_it_is_recorded", "src/checkpoint/convert_shard.cpp",
+           "    before_name(record);\n", "",
+           "unit", "convert_faults.a_finished_conversion_*:convert_resume.*"),
+]
+
+MUTANTS = SIZES + FORMATS + SCALES + ROUTING + LAYER + DOOR + FILES + FAST
