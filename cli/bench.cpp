@@ -3,6 +3,7 @@
 #include "machine.hpp"
 #include "moe64/cpu.hpp"
 #include "nlohmann/json.hpp"
+#include "standard_output.hpp"
 #include "terminal.hpp"
 #include "timing.hpp"
 #include "verbs.hpp"
@@ -84,7 +85,7 @@ void print_text(problem const& p, measured const& m, share_of_limit const& share
                human_rate(m.work.bytes / seconds, "B/s"), 100.0 * share.share, share.limit, weights,
                human_bytes(static_cast<double>(m.workspace_bytes)), human_bytes(m.peak_bytes));
   }
-  std::fflush(stdout);
+  flush_output();
 }
 
 std::string text_of(machine_limits const& limits) {
@@ -144,7 +145,7 @@ void print_json(problem const& p, measured const& m, share_of_limit const& share
     object["limits"] = json_of(limits);
   }
   fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));
-  std::fflush(stdout);
+  flush_output();
 }
 
 /// The limits of every device that a problem asks for, measured before the first runs on it.

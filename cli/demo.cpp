@@ -3,6 +3,7 @@
 #include "machine.hpp"
 #include "moe64/cpu.hpp"
 #include "moe64/version.hpp"
+#include "standard_output.hpp"
 #include "terminal.hpp"
 #include "timing.hpp"
 #include "verbs.hpp"
@@ -90,7 +91,7 @@ exit_code demo(index_t threads, progress_mode progress) {
       "double "
       "precision.\n\n",
       version(), threads);
-  std::fflush(stdout);
+  flush_output();
   cpu_pool pool(threads);
   std::vector<std::vector<std::string>> rows{
       {"what", "tokens checked", "worst error", "allowed", "time", "speed", "verdict"}};
@@ -99,7 +100,7 @@ exit_code demo(index_t threads, progress_mode progress) {
   for (scene const& s : scenes) {
     std::string const title = fmt::format("{}. {}", ++number, s.title);
     fmt::print("{}\n{}   moe64 verify {}\n\n", title, wrapped(s.sentence, 100, "   "), s.line);
-    std::fflush(stdout);
+    flush_output();
     row const result = play(s, pool, progress);
     rows.push_back({title, result.checked, result.error, result.allowed, result.time, result.speed,
                     result.verdict});

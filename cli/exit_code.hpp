@@ -12,7 +12,7 @@ enum class exit_code : int {
   unsupported = 3,    ///< a legal problem that this build or machine cannot run
   out_of_memory = 4,  ///< a problem that is too large for the memory that is left
   internal = 5,       ///< anything else: please report it
-  io = 6,             ///< a file that could not be read or written, or changed meanwhile
+  io = 6,             ///< a file or standard output that could not be read or written, or changed
   interrupted = 130,  ///< by Ctrl-C: the code that shells give to a process that SIGINT ended
 };
 

@@ -4,6 +4,7 @@
 #include "machine.hpp"
 #include "moe64/version.hpp"
 #include "sizes.hpp"
+#include "standard_output.hpp"
 #include "verbs.hpp"
 
 #include <cstdio>
@@ -275,11 +276,15 @@ exit_code run_tool(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace moe64::cli;
+  occupy_standard_descriptors();
   exit_code code = exit_code::internal;
   auto const refused = attempt([&] { code = run_tool(argc, argv); });
   if (refused.code != exit_code::ok) {
     fmt::print(stderr, "moe64: {}\n", refused.message);
     code = refused.code;
+  } else if (auto const why = output_failure(); !why.empty()) {
+    fmt::print(stderr, "moe64: {}\n", why);
+    code = exit_code::io;  // whatever was found, nobody was told
   }
   return static_cast<int>(code);
 }

@@ -10,9 +10,11 @@
 #include "terminal.hpp"
 
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 /// What the tool can do: one function per verb, each in a file of its name.
@@ -107,6 +109,10 @@ template <class Body>
     return {exit_code_of(e.code()), std::string(name(e.code())), printable(e.what())};
   } catch (std::bad_alloc const&) {
     return {exit_code::out_of_memory, "out_of_memory", "the system has no memory left"};
+  } catch (std::system_error const& e) {
+    // fmt throws it when standard output fails
+    if (std::ferror(stdout) == 0) return {exit_code::internal, "internal", printable(e.what())};
+    return {exit_code::io, "io_failure", "standard output: " + e.code().message()};
   } catch (std::exception const& e) {
     return {exit_code::internal, "internal", printable(e.what())};
   }

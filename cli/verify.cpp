@@ -2,6 +2,7 @@
 #include "lines.hpp"
 #include "moe64/cpu.hpp"
 #include "nlohmann/json.hpp"
+#include "standard_output.hpp"
 #include "terminal.hpp"
 #include "verbs.hpp"
 
@@ -71,7 +72,7 @@ void print_text(problem const& p, outcome const& result) {
                errors_of(found), coverage_of(found),
                found.ok() ? "ok" : "FAIL: " + printable(found.message()));
   }
-  std::fflush(stdout);
+  flush_output();
 }
 
 void print_json(problem const& p, outcome const& result) {
@@ -98,7 +99,7 @@ void print_json(problem const& p, outcome const& result) {
   object["message"] = result.refused.message.empty() ? found.message() : result.refused.message;
   if (result.refused.code != exit_code::ok) object["error"] = result.refused.name;
   fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));
-  std::fflush(stdout);
+  flush_output();
 }
 
 }  // namespace
