@@ -6,6 +6,7 @@
 #include "interrupt.hpp"
 #include "layer_text.hpp"
 #include "moe64/cpu.hpp"
+#include "standard_output.hpp"
 #include "terminal.hpp"
 #include "verbs.hpp"
 #include "whole_file.hpp"
@@ -13,6 +14,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <exception>
+#include <optional>
 
 namespace moe64::cli {
 namespace {
@@ -110,10 +113,20 @@ void print_text(std::string const& folder, check_report const& report, double se
              report.count(finding_level::note));
 }
 
+void print_json(std::string const& folder, check_report const& report, double seconds) {
+  json object;
+  object["checkpoint"] = folder;
+  object["seconds"] = seconds;
+  object.update(to_json(report));
+  fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));
+}
+
 }  // namespace
 
 exit_code check(check_verb_options const& options) {
   auto const begin = std::chrono::steady_clock::now();
+  std::optional<whole_file> page;
+  if (!options.report.empty()) page.emplace(options.report, "check --report", is_check_page);
   interrupt_watch const watch;
   checkpoint_reader const reader(options.folder, options.how);
   cpu_pool pool(options.threads);
@@ -128,16 +141,17 @@ exit_code check(check_verb_options const& options) {
   }
   double const seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (!options.report.empty()) write_whole_file(options.report, check_page(options.folder, report));
-  if (options.json) {
-    json object;
-    object["checkpoint"] = options.folder;
-    object["seconds"] = seconds;
-    object.update(to_json(report));
-    fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));
-  } else {
-    print_text(options.folder, report, seconds);
+  // The findings took long to get: one place that fails does not keep them from the other.
+  std::exception_ptr not_printed;
+  try {
+    options.json ? print_json(options.folder, report, seconds)
+                 : print_text(options.folder, report, seconds);
+    flush_output();
+  } catch (...) {
+    not_printed = std::current_exception();
   }
+  if (page) page->write(check_page(options.folder, report));
+  if (not_printed) std::rethrow_exception(not_printed);
   return report.ok() ? exit_code::ok : exit_code::failed;
 }
 

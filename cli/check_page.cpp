@@ -16,6 +16,9 @@ constexpr index_t most_columns = 8192;
 /// As in the rule unusual-scale of the library.
 constexpr double unusual_ratio = 16.0;
 
+constexpr std::string_view page_begin = "<!DOCTYPE html>\n";
+constexpr std::string_view page_mark = "<meta name=\"generator\" content=\"moe64 check\">";
+
 std::string escaped(std::string_view text) {
   std::string safe;
   for (char const c : printable(text)) {
@@ -208,14 +211,20 @@ void add_layers(std::string& page, check_report const& report) {
 
 }  // namespace
 
+bool is_check_page(std::string_view head) {
+  // the mark stands in front of every text from outside
+  return head.starts_with(page_begin) &&
+         head.substr(0, 256).find(page_mark) != std::string_view::npos;
+}
+
 std::string check_page(std::string const& folder, check_report const& report) {
   std::string page = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "{}<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n{}\n"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
       "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<title>moe64 check: {}</title>\n<style>{}</style>\n</head>\n<body>\n",
-      escaped(folder), page_parts::style());
+      page_begin, page_mark, escaped(folder), page_parts::style());
   page += fmt::format(
       "<h1>Checkpoint check <span class=\"verdict {}\">{}</span></h1>\n<p class=\"path\">{}</p>\n"
       "<p>{} errors, {} warnings, {} notes</p>\n",
