@@ -35,7 +35,7 @@ constexpr char const* exit_codes = R"(Exit codes:
   3    legal, but this build or machine cannot do it
   4    not enough memory
   5    anything else: please report it
-  6    a file could not be read or written, or changed meanwhile
+  6    a file or standard output could not be read or written, or changed
   130  interrupted
 )";
 
@@ -96,12 +96,14 @@ Writes the checkpoint to OUT with every quantised module, expert or not, as:
 Other tensors and side files are copied, config.json and the index are written
 anew. In a checkpoint that is not quantised the fp8 targets quantise the routed
 experts. Nothing stands under its name before it is whole; run the same command
-again after an interruption and it goes on. Prints what became of every tensor.
+again after an interruption and it goes on. Only files that convert wrote are
+ever replaced or removed. Prints what became of every tensor.
 Exit code 1 when the result is written but doubtful (numbers that are not
 finite, errors with --unsound).
 
 Examples:
   moe64 convert ~/models/GLM-4.7-Flash-FP8 ~/models/GLM-4.7-Flash --to bf16
+  moe64 convert DIR OUT --to bf16 --dry-run      files, bytes, time; writes nothing
   moe64 convert DIR OUT --to fp8-block --memory 2GiB --shard-size 10GB
   moe64 convert DIR OUT --to bf16 --assume block=128x128 --json
 

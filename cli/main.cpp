@@ -112,6 +112,8 @@ void add_convert(CLI::App* verb, convert_options_asked* asked) {
                  "Convert what is understood of a checkpoint that is not sound");
   verb->add_option("--coverage", asked->coverage, "Write what became of every tensor to a file")
       ->type_name("FILE");
+  verb->add_flag("--dry-run", asked->dry_run, "Print what would be written, and write nothing")
+      ->excludes("--coverage");
   add_threads(verb, &asked->threads);
   add_progress(verb, &asked->progress);
   verb->footer(help::convert());

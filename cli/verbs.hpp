@@ -73,6 +73,7 @@ struct check_verb_options : folder_options {
 struct convert_options_asked : folder_options {
   std::string out;
   std::string coverage;  ///< a file for the fate of every tensor, or empty
+  bool dry_run = false;
   convert_options what;
 };
 
