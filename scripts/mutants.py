@@ -379,7 +379,7 @@ FILES = [
            "unit", "convert_resume.every_config_*"),
     Mutant("foreign_files_taken_for_own", RECORD,
            "    } else if (regular && record != nullptr && is_as_recorded(files, path, *record)) {",
-           "    } else if (regular) {",
+           "    } else if (regular && (record == nullptr || is_as_recorded(files, path, *record))) {",
            "unit", "convert_resume.*_removes_no_file_*:convert_resume.*_overwrites_no_file_*"),
     Mutant("own_by_name_alone", RECORD,
            "  return sum.value() == record.head;", "  return true;",
@@ -391,7 +391,7 @@ FILES = [
            "      int const result = out.files().unlink(path);", "      int const result = path.empty() ? -EIO : 0;",
            "unit", "convert_faults.changed_options_*:convert_resume.*_removes_no_file_*"),
     Mutant("named_before_it_is_recorded", "src/checkpoint/convert_shard.cpp",
-           "    before_name(record);\n", "",
+           "    before_name(record);\n", "    static_cast<void>(before_name);\n",
            "unit", "convert_faults.a_finished_conversion_*:convert_resume.*"),
 ]
 

@@ -253,9 +253,16 @@ TEST_F(convert_resume, going_on_overwrites_no_file_that_it_did_not_write) {
 
 TEST_F(convert_resume, a_file_that_was_edited_since_is_not_overwritten) {
   convert("out");
-  put("out", "config.json", "{\"edited\": 1}");
-  EXPECT_MOE64_ERROR(convert("out"), errc::invalid_argument, "'config.json'", "not what");
-  EXPECT_EQ(text_of(parent_.path() / "out" / "config.json"), "{\"edited\": 1}");
+  std::string const written = text_of(parent_.path() / "out" / "config.json");
+  std::string same_size = written;
+  same_size[same_size.find("silu")] = 'r';
+  for (std::string const& edited : {written + " ", same_size, std::string("{}")}) {
+    put("out", "config.json", edited);
+    EXPECT_MOE64_ERROR(convert("out"), errc::invalid_argument, "'config.json'", "not what");
+    EXPECT_EQ(text_of(parent_.path() / "out" / "config.json"), edited);
+  }
+  put("out", "config.json", written);
+  convert("out");
 }
 
 TEST_F(convert_resume, a_manifest_that_is_not_understood_is_refused) {
