@@ -6,7 +6,7 @@ the scales. While the experts of a model run as "moe64" their adapters are hande
     config = LoraConfig(r=16, lora_alpha=16, target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
     model = get_peft_model(model, config)     # after import moe64.transformers
 
-Saving and loading stay PEFT's. Its own product on quantised codes (another implementation, or merging) raises.
+Saving and loading stay PEFT's, and what a file states about the layout of B is kept. Its own product on quantised codes (another implementation, or merging) raises.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from . import _adapter_layout
+from ._adapter_layout import LAYOUTS, is_pefts, layout_of
 from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from .formats import Lora
 
@@ -34,12 +36,12 @@ def factors_of(a: torch.Tensor, b: torch.Tensor, experts: int, scaling: float, l
 
     a, b     [experts * rank, in] and [out, rank * experts], as adapters are saved
     layout   of the second extent of b: "peft" has the expert fastest ([out, rank, experts]), "unsloth" the rank
-             ([out, experts, rank]). The file does not say which it is.
+             ([out, experts, rank])
 
         >>> moe64.lora.factors_of(torch.randn(8 * 4, 64), torch.randn(32, 4 * 8), experts=8, scaling=1.0).b.shape
         torch.Size([8, 32, 4])
     """
-    if layout not in ("peft", "unsloth"):
+    if layout not in LAYOUTS:
         raise InvalidArgumentError(f"[lora] layout is '{layout}', neither peft nor unsloth")
     if a.shape[0] % experts or a.shape[0] != b.shape[1]:
         raise ShapeMismatchError(f"[lora] A is {list(a.shape)} and B {list(b.shape)}, which is no common rank of {experts} "
@@ -52,25 +54,23 @@ def factors_of(a: torch.Tensor, b: torch.Tensor, experts: int, scaling: float, l
     return Lora(a.reshape(experts, rank, a.shape[1]), second, scaling)
 
 
-def set_layout(model: nn.Module, layout: str) -> int:
-    """States how B of a model's adapters is laid out over experts, "peft" (the default) or "unsloth"; answers of how many.
+def set_layout(model: nn.Module, layout: str, adapter: str | None = None) -> int:
+    """States how B of a model's adapters is laid out over experts, "peft" or "unsloth", where their files do not; answers of
+    how many.
 
-    Adapters that unsloth trained say nothing about it in their files. PEFT itself (merging, other experts
-    implementations) reads every B as its own: that is refused for adapters in the other layout.
+    adapter   the name of one adapter; None: all of them
+
+    Files of unsloth from 2026.9.6 on state it, and what they state is read: saying otherwise here is refused. Older ones do
+    not; they are read as "unsloth" for the families that were trained so, and refused for others until it is stated here.
+    Everything else is PEFT's. PEFT itself (merging, other experts implementations) reads every B as its own: that is refused
+    for adapters in the other layout. A saved adapter states its layout in the words of unsloth.
 
         >>> model = PeftModel.from_pretrained(model, "trained-by-unsloth")
         >>> moe64.lora.set_layout(model, "unsloth")
     """
-    if layout not in ("peft", "unsloth"):
+    if layout not in LAYOUTS:
         raise InvalidArgumentError(f"[lora] layout is '{layout}', neither peft nor unsloth")
-    wrappers = [m for m in model.modules() if type(m).__name__ == "ParamWrapper" and hasattr(m, "parameter_name")]
-    for wrapper in wrappers:
-        wrapper._moe64_layout = layout  # type: ignore[assignment]
-    return len(wrappers)
-
-
-def _layout_of(wrapper: Any) -> str:
-    return getattr(wrapper, "_moe64_layout", "peft")
+    return _adapter_layout.state(model, layout, adapter)
 
 
 def active_factors(module: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Lora]:
@@ -79,8 +79,38 @@ def active_factors(module: nn.Module, dtype: torch.dtype | None = None) -> dict[
         >>> moe64.lora.active_factors(experts)    # outside of a call of the model there are none
         {}
     """
-    handed = getattr(_active, "modules", {}).get(id(module), {})
+    handed = dict(getattr(_active, "modules", {}).get(id(module), {}))
+    around = getattr(_active, "calls", {}).get(id(module), [])
+    for wrapper, parameter in around:
+        adapters = _switched_on(wrapper)
+        if adapters and wrapper.parameter_name in _TARGETS and wrapper.parameter_name not in handed:
+            _require_no_sum(module, wrapper.parameter_name, parameter)
+            handed[wrapper.parameter_name] = (wrapper, adapters)
+    _require_all_seen(module, {wrapper.parameter_name for wrapper, _ in around} | handed.keys())
     return {name: _converted(wrapper, _combined(wrapper, adapters), dtype) for name, (wrapper, adapters) in handed.items()}
+
+
+def _switched_on(wrapper: Any) -> list[str]:
+    """What PEFT's forward would activate."""
+    if wrapper.disable_adapters or wrapper.merged:
+        return []
+    return [name for name in wrapper.active_adapters if name in wrapper.lora_A]
+
+
+def _require_no_sum(module: nn.Module, name: str, before: object) -> None:
+    """A forward that is not PEFT's may have put the sum of base and adapter in the place of the base."""
+    now = module._parameters.get(name)
+    if now is not before and not isinstance(now, nn.Parameter):
+        raise UnsupportedError(f"[lora] the forward around {name} of {type(module).__name__} is not PEFT's and has replaced it "
+                               "during the call: whether its adapter is in it already cannot be known")
+
+
+def _require_all_seen(module: nn.Module, seen: set[str]) -> None:
+    """unsloth_zoo hands factors over as attributes of the module, and never switches PEFT's adapters on."""
+    for name in (*_TARGETS, "gate_proj"):
+        if name not in seen and module.__dict__.get("_unsloth_lora_" + name) is not None:
+            raise UnsupportedError(f"[lora] unsloth hands factors of {name} to {type(module).__name__}, but no adapter of PEFT "
+                                   "is called around it: moe64 would leave them out")
 
 
 def _converted(wrapper: Any, given: Lora, dtype: torch.dtype | None) -> Lora:
@@ -133,9 +163,9 @@ def _require_numbers(wrapper: Any, adapter_name: str) -> None:
             "(moe64 convert --to bf16)")
 
 
-def _require_peft_layout(wrapper: Any) -> None:
-    if _layout_of(wrapper) != "peft":
-        raise UnsupportedError(f"[lora] the adapter of {wrapper.parameter_name} has the layout '{_layout_of(wrapper)}', which "
+def _require_peft_layout(wrapper: Any, adapter_name: str) -> None:
+    if not is_pefts(wrapper, adapter_name):
+        raise UnsupportedError(f"[lora] adapter '{adapter_name}' of {wrapper.parameter_name} has the layout 'unsloth', which "
                                "PEFT would read as its own: run the experts as experts_implementation=\"moe64\"")
 
 
@@ -146,7 +176,7 @@ def _combined(wrapper: Any, adapters: list[str]) -> Lora:
         a, b = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight
         if a.element_size() == 1:
             raise DtypeMismatchError(f"[lora] adapter '{name}' is {a.dtype}: keep PEFT's autocast_adapter_dtype=True")
-        parts.append(factors_of(a, b, wrapper.num_experts, wrapper.scaling[name], _layout_of(wrapper)))
+        parts.append(factors_of(a, b, wrapper.num_experts, wrapper.scaling[name], layout_of(wrapper, name)))
     if len(parts) == 1:
         return parts[0]
     return Lora(torch.cat([part.a * part.scaling for part in parts], dim=1),
@@ -167,7 +197,7 @@ def install() -> bool:
     except ImportError:
         return False
 
-    activate, delta = ParamWrapper._activate_lora, ParamWrapper.get_delta_weight
+    call, activate, delta = ParamWrapper.__call__, ParamWrapper._activate_lora, ParamWrapper.get_delta_weight
     move = ParamWrapper._move_adapter_to_device_of_base_layer
     factors: Any = getattr(ParamWrapper, "get_delta_factors", None)
 
@@ -189,14 +219,29 @@ def install() -> bool:
             if not handed:
                 modules.pop(id(base), None)
 
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Whatever replaces forward: while experts of moe64 run, the adapters around them are known."""
+        base = self.get_base_layer()
+        if not _is_ours(base):
+            return call(self, *args, **kwargs)
+        calls = _active.__dict__.setdefault("calls", {})
+        around = calls.setdefault(id(base), [])
+        around.append((self, base._parameters.get(self.parameter_name)))
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            around.pop()
+            if not around:
+                calls.pop(id(base), None)
+
     def get_delta_weight(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         _require_numbers(self, adapter_name)
-        _require_peft_layout(self)
+        _require_peft_layout(self, adapter_name)
         return delta(self, adapter_name, *args, **kwargs)
 
     def get_delta_factors(self: Any, adapter_name: str) -> Any:
         _require_numbers(self, adapter_name)
-        _require_peft_layout(self)
+        _require_peft_layout(self, adapter_name)
         return factors(self, adapter_name)
 
     def _move_adapter_to_device_of_base_layer(self: Any, adapter_name: str, device: Any = None) -> None:
@@ -208,9 +253,10 @@ def install() -> bool:
                 table[adapter_name] = table[adapter_name].to(parameter.device)
         return None
 
-    for function in (_activate_lora, get_delta_weight, _move_adapter_to_device_of_base_layer):
+    for function in (__call__, _activate_lora, get_delta_weight, _move_adapter_to_device_of_base_layer):
         setattr(ParamWrapper, function.__name__, function)
     if factors is not None:  # PEFT >= 0.20
         setattr(ParamWrapper, "get_delta_factors", get_delta_factors)
+    _adapter_layout.install()
     _installed = True
     return True
