@@ -7,10 +7,11 @@ import threading
 from typing import Any, Callable
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _c
 from ._library import library
-from .errors import DeviceMismatchError, DtypeMismatchError, InvalidArgumentError
+from .errors import DeviceMismatchError, DtypeMismatchError, GradientError, InvalidArgumentError
 
 _NAMES = {"f32": _c.F32, "bf16": _c.BF16, "f16": _c.F16, "e4m3": _c.E4M3, "e5m2": _c.E5M2, "e8m0": _c.E8M0,
           "int8": _c.INT8, "int4": _c.INT4, "fp4": _c.FP4, "int32": _c.INT32, "int64": _c.INT64, "uint8": _c.UINT8}
@@ -100,6 +101,33 @@ def alone(tensor: torch.Tensor) -> bool:
     subclass of tensors, no mode that wants to see operators, no torch.func transform."""
     return (not torch.compiler.is_compiling() and type(tensor) in (torch.Tensor, torch.nn.Parameter)
             and not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active())
+
+
+def refuse_tangents(operation: str, **arguments: torch.Tensor | None) -> None:
+    """Nothing here has a forward-mode derivative, and PyTorch would take the results for constants: an argument that carries
+    a tangent is refused. Costs one comparison where nobody differentiates forward."""
+    if forward_ad._current_level < 0:
+        return
+    for name, tensor in arguments.items():
+        if tensor is not None and _has_tangent(tensor):
+            raise GradientError(f"[{operation}] {name} carries a forward-mode tangent (torch.func.jvp, jacfwd, forward_ad), and "
+                                "there is no forward-mode derivative: differentiate in reverse, with torch.autograd")
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    """Of the present level; inside of other transforms whatever a jvp has wrapped counts, because it may have one."""
+    functions = torch._C._functorch
+    if not functions.is_functorch_wrapped_tensor(tensor):
+        return forward_ad.unpack_dual(tensor).tangent is not None
+    stack = functions.get_interpreter_stack() or []
+    outer = {entry.level() for entry in stack[:-1] if entry.key() == functions.TransformType.Jvp}
+    if stack and stack[-1].key() == functions.TransformType.Jvp and forward_ad.unpack_dual(tensor).tangent is not None:
+        return True
+    while functions.is_functorch_wrapped_tensor(tensor):
+        if functions.maybe_get_level(tensor) in outer:
+            return True
+        tensor = functions.get_unwrapped(tensor)
+    return False
 
 
 def keeping_types(function: Callable, kept: list[torch.Tensor | None]) -> Callable:

@@ -6,7 +6,7 @@ import torch
 
 from . import _c
 from ._library import library
-from ._torch import bytes_on, operator, stream_of, view, workspace
+from ._torch import bytes_on, operator, refuse_tangents, stream_of, view, workspace
 from .errors import GradientError, ShapeMismatchError
 from .formats import Granularity, Quantized
 from .routing import RoutingPlan
@@ -119,4 +119,5 @@ def grouped_gemm(x: torch.Tensor, weights: "torch.Tensor | Quantized", plan: "Ro
     if tensors[0].dim() != 3 or x.dim() != 2:
         raise ShapeMismatchError(f"[grouped_gemm] x is {list(x.shape)} and weights {list(tensors[0].shape)}, expected "
                                  "[rows, in] and [experts, out, in]")
+    refuse_tangents("grouped_gemm", x=x, weights=tensors[0], scales=tensors[1], global_scale=tensors[2], bias=bias)
     return torch.ops.moe64.grouped_gemm(x, *tensors, bias, begin, form, transpose)

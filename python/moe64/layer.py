@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from . import _c
 from ._library import library
 from ._spec import Layer, Remembered, flatten, layer_of, parse, per_part
-from ._torch import CPU, _CODES, alone, bytes_on, device_of, operator, stream_of, view, workspace
+from ._torch import CPU, _CODES, alone, bytes_on, device_of, operator, refuse_tangents, stream_of, view, workspace
 from .errors import DtypeMismatchError, GradientError, InvalidArgumentError, ShapeMismatchError
 from .formats import ExpertWeights
 
@@ -205,6 +206,8 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     if not isinstance(weights, ExpertWeights):
         raise InvalidArgumentError(f"[experts] weights is a {type(weights).__name__}, not an ExpertWeights")
     _check_call(x, top_k_index, top_k_weights)
+    if forward_ad._current_level >= 0:
+        refuse_tangents("experts", x=x, top_k_weights=top_k_weights, **_named_operands(weights))
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     ids = top_k_index if top_k_index.dim() == 2 else top_k_index.reshape(-1, top_k_index.shape[-1])
     factors = top_k_weights if top_k_weights is None or top_k_weights.dim() == 2 else top_k_weights.reshape(ids.shape)
@@ -223,6 +226,11 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     keep = torch.is_grad_enabled() and _needs_gradient(x2, factors, operands)
     y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, line, numbers, extents, capacity, keep)
     return y.view(x.shape)
+
+
+def _named_operands(weights: ExpertWeights) -> dict[str, torch.Tensor]:
+    operands, line, *_ = flatten(weights)
+    return {role.replace(".", "_"): tensor for role, tensor in zip(parse(line).roles, operands)}
 
 
 class _Eager(torch.autograd.Function):

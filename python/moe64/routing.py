@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _c
 from ._library import library
-from ._torch import alone, bytes_on, device_of, operator, stream_of, view, workspace
+from ._torch import alone, bytes_on, device_of, operator, refuse_tangents, stream_of, view, workspace
 from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError
 
 __all__ = ["RoutingPlan", "combine", "gather", "plan", "route"]
@@ -93,6 +93,7 @@ def route(logits: torch.Tensor, top_k: int, *, score: str = "softmax", renormali
             raise InvalidArgumentError(f"[route] {what} is '{word}', none of {', '.join(table)}")
     if logits.dim() != 2:
         raise ShapeMismatchError(f"[route] logits is {list(logits.shape)}, expected [tokens, experts]")
+    refuse_tangents("route", logits=logits)
     weights, ids = torch.ops.moe64.route(logits, selection_bias, top_k, score, renormalize, float(scaling),
                                          expert_groups, groups_kept, group_by)
     return ids, weights
@@ -366,6 +367,7 @@ def gather(x: torch.Tensor, plan: RoutingPlan, *, weighted: bool = False) -> tor
     """
     if x.dim() != 2 or x.shape[0] != plan.tokens:
         raise ShapeMismatchError(f"[gather] x is {list(x.shape)}, expected [{plan.tokens}, hidden]")
+    refuse_tangents("gather", x=x, slot_weight=plan.slot_weight)
     if alone(x):
         return _EagerGather.apply(x, plan.top_k, weighted, _known(plan), *plan.arrays())
     return torch.ops.moe64.gather(x, plan.arrays(), plan.top_k, weighted, _known(plan))
@@ -382,6 +384,7 @@ def combine(rows: torch.Tensor, plan: RoutingPlan, *, weighted: bool = True) -> 
     """
     if rows.dim() != 2 or rows.shape[0] != plan.tokens * plan.top_k:
         raise ShapeMismatchError(f"[combine] rows is {list(rows.shape)}, expected [{plan.tokens * plan.top_k}, hidden]")
+    refuse_tangents("combine", rows=rows, slot_weight=plan.slot_weight)
     if alone(rows):
         return _EagerCombine.apply(rows, plan.tokens, plan.top_k, weighted, _known(plan), *plan.arrays())
     return torch.ops.moe64.combine(rows, plan.arrays(), plan.tokens, plan.top_k, weighted, _known(plan))
