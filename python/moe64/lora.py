@@ -6,7 +6,8 @@ the scales. While the experts of a model run as "moe64" their adapters are hande
     config = LoraConfig(r=16, lora_alpha=16, target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])
     model = get_peft_model(model, config)     # after import moe64.transformers
 
-Saving and loading stay PEFT's, and what a file states about the layout of B is kept. Its own product on quantised codes (another implementation, or merging) raises.
+Saving and loading stay PEFT's, and what a file states about the layout of B is kept. Its own product on quantised codes
+(another implementation, or merging) raises.
 """
 
 from __future__ import annotations
@@ -115,12 +116,13 @@ def _require_all_seen(module: nn.Module, seen: set[str]) -> None:
 
 def _converted(wrapper: Any, given: Lora, dtype: torch.dtype | None) -> Lora:
     """The factors in one type, each expert's matrix contiguous: fast products need that, and PEFT's B has the expert
-    fastest. Without gradients they are copied into the same memory every time, so that the layer's handle is kept."""
+    fastest. While no gradients are recorded they are copied into the same memory every time, so that the layer's handle is
+    kept; else the call may be remembered for its backward, with frozen factors too, and has copies of its own."""
     made = []
     for place, factor in (("a", given.a), ("b", given.b)):
         if factor.is_contiguous() and factor.dtype == (dtype or factor.dtype):
             made.append(factor)
-        elif torch.compiler.is_compiling() or (torch.is_grad_enabled() and factor.requires_grad):
+        elif torch.compiler.is_compiling() or torch.is_grad_enabled():
             made.append(factor.to(dtype or factor.dtype).contiguous())
         else:
             made.append(_room_of(wrapper, place, factor, dtype or factor.dtype).copy_(factor.detach()))

@@ -283,3 +283,37 @@ def test_pefts_own_sum_on_packed_codes_is_refused():
         model(None, None, None)
     with pytest.raises(moe64.UnsupportedError, match="without their scale"):
         model.merge_adapter()
+
+
+def frozen_beside_attention(implementation="moe64"):
+    """Expert adapters that are frozen, beside trainable adapters of attention."""
+    model = adapted("qwen3_moe")
+    model.base_model.model.set_experts_implementation(implementation)
+    model.add_adapter("attention", LoraConfig(r=2, target_modules=["q_proj"]))
+    model.base_model.set_adapter(["default", "attention"])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("attention" in name)
+            if "attention" in name:
+                parameter.fill_(0.01)
+    return model
+
+
+@pytest.mark.parametrize("between", ["another forward", "a forward under no_grad", "a forward in inference_mode"])
+def test_a_frozen_expert_adapter_beside_trainable_parameters(between):
+    """Its copies are remembered for backward: a later forward may not write them."""
+    tokens, others = torch.randint(0, 97, (1, 6)), torch.randint(0, 97, (1, 6))
+    gradients = []
+    for implementation in ("moe64", "eager"):
+        model = frozen_beside_attention(implementation)
+        loss = model(tokens).logits.square().mean()
+        if between == "another forward":
+            loss = loss + model(others).logits.square().mean()
+        else:
+            with torch.no_grad() if "no_grad" in between else torch.inference_mode():
+                model(others)
+        loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0] and gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[1].items():
+        near(gradients[0][name], gradient, 5e-4, name)
