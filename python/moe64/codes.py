@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import threading
@@ -14,10 +15,12 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers.base import HfQuantizer
 
+from ._adapter_layout import is_wrapper
 from ._torch import keeping_types
 from .checkpoint import inspect, load_experts
 from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from .formats import ExpertWeights, Projection, Quantized
+from .lora import is_ours
 
 __all__ = ["CodeExperts", "from_pretrained", "keep_codes"]
 
@@ -214,3 +217,44 @@ def _offload(module: CodeExperts, execution_device: Any) -> None:
 
 
 HfQuantizer.preprocess_model = _preprocess_and_wait  # type: ignore[method-assign]
+
+
+# ---- saving -------------------------------------------------------------------------------------
+
+_save_pretrained, _push_to_hub = hf.PreTrainedModel.save_pretrained, hf.PreTrainedModel.push_to_hub
+
+
+def _require_names(model: Any, verb: str, own_tensors: bool = False) -> None:
+    """Transformers has no names for codes that it did not load: it would write blocks of a wrong shape and scales that no
+    loader finds, or stop half-way. Experts inside of PEFT's wrappers it would write under the wrappers' names, and a load
+    would fill them with random numbers; the caller's own tensors may have better ones. With adapters that it holds itself it
+    saves those alone."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return
+    codes = [name for name, module in model.named_modules() if isinstance(module, CodeExperts)]
+    wrapped = [name for name, module in model.named_modules() if is_wrapper(module) and is_ours(module.get_base_layer())]
+    if not codes and (own_tensors or not wrapped):
+        return
+    found = codes or wrapped
+    which = f"{found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''} of {type(model).__name__}"
+    why = "are codes as their checkpoint has them" if codes else "have adapters of PEFT around them"
+    raise UnsupportedError(
+        f"[{verb}] {which} {why}, which Transformers cannot write in a form that loads again; nothing was written. They are in "
+        "the checkpoint that the model was loaded from: save adapters with PeftModel.save_pretrained, write another format with "
+        "moe64 convert")
+
+
+@functools.wraps(_save_pretrained)
+def _save_or_refuse(self: Any, *args: Any, **options: Any) -> Any:
+    _require_names(self, "save_pretrained", own_tensors=options.get("state_dict") is not None or len(args) > 2)
+    return _save_pretrained(self, *args, **options)
+
+
+@functools.wraps(_push_to_hub)
+def _push_or_refuse(self: Any, *args: Any, **options: Any) -> Any:
+    _require_names(self, "push_to_hub")
+    return _push_to_hub(self, *args, **options)
+
+
+hf.PreTrainedModel.save_pretrained = _save_or_refuse  # type: ignore[method-assign]
+hf.PreTrainedModel.push_to_hub = _push_or_refuse  # type: ignore[method-assign]

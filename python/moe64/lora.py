@@ -145,7 +145,8 @@ def _rooms() -> "WeakKeyDictionary[Any, dict[str, torch.Tensor]]":
     return _active.rooms
 
 
-def _is_ours(base: nn.Module) -> bool:
+def is_ours(base: nn.Module) -> bool:
+    """Whether moe64 runs this module."""
     config = getattr(base, "config", None)
     if getattr(config, "_experts_implementation", None) == "moe64":
         return True
@@ -207,7 +208,7 @@ def install() -> bool:
     def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
         base = self.get_base_layer()
         adapters = [name for name in active_adapters or [] if name in self.lora_A]
-        if not adapters or self.parameter_name not in _TARGETS or not _is_ours(base):
+        if not adapters or self.parameter_name not in _TARGETS or not is_ours(base):
             with activate(self, active_adapters):
                 yield
             return
@@ -224,7 +225,7 @@ def install() -> bool:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Whatever replaces forward: while experts of moe64 run, the adapters around them are known."""
         base = self.get_base_layer()
-        if not _is_ours(base):
+        if not is_ours(base):
             return call(self, *args, **kwargs)
         calls = _active.__dict__.setdefault("calls", {})
         around = calls.setdefault(id(base), [])
