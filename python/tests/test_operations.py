@@ -89,6 +89,22 @@ def test_activate_and_its_gradient(kind, device):
                                atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["gptoss_glu", "clamped_silu_glu"])
+def test_gradients_at_exactly_the_clamp_limit_are_those_from_within(kind, dtype, device):
+    """As docs/numerics.md states; PyTorch's own clamps each have another answer there, which are all right."""
+    act, wide = moe64.Activation(kind, limit=3.0), moe64.Activation(kind, limit=100.0)
+    gate = torch.tensor([[3.0, 3.125, -3.0, 1.0, 1.0, 1.0, 1.0, 3.0]], device=device, dtype=dtype).requires_grad_()
+    up = torch.tensor([[1.0, 1.0, 1.0, 3.0, 3.125, -3.0, -3.125, -3.0]], device=device, dtype=dtype).requires_grad_()
+    bounded, free = (torch.autograd.grad(moe64.activate(gate, up, one).sum(), (gate, up)) for one in (act, wide))
+    inside = torch.ones(2, 1, 8, dtype=torch.bool, device=device)
+    inside[0, 0, 1] = inside[1, 0, 4] = inside[1, 0, 6] = False
+    for gradient, unclamped, passes in zip(bounded, free, inside):
+        assert torch.equal(gradient != 0, passes)
+        same = passes & inside.all(0)  # elsewhere the other factor is clamped
+        assert torch.equal(gradient[same], unclamped[same])
+
+
 def test_activate_wants_the_inputs_of_its_kind():
     with pytest.raises(moe64.InvalidArgumentError, match="one input"):
         moe64.activate(torch.zeros(1, 1), torch.zeros(1, 1), "relu2")
