@@ -240,8 +240,8 @@ def _require_names(model: Any, verb: str, own_tensors: bool = False) -> None:
     why = "are codes as their checkpoint has them" if codes else "have adapters of PEFT around them"
     raise UnsupportedError(
         f"[{verb}] {which} {why}, which Transformers cannot write in a form that loads again; nothing was written. They are in "
-        "the checkpoint that the model was loaded from: save adapters with PeftModel.save_pretrained, write another format with "
-        "moe64 convert")
+        "the checkpoint that the model was loaded from: adapters are saved by PeftModel.save_pretrained, other formats written "
+        "by moe64 convert")
 
 
 @functools.wraps(_save_pretrained)
