@@ -120,8 +120,8 @@ def layout_of(wrapper: Any, adapter: str) -> str:
                                f"{known.source}. State it with moe64.lora.set_layout(model, \"peft\") or \"unsloth\"")
     if known.name == "unsloth" and _unsloth_loads():
         raise UnsupportedError(
-            f"[lora] B of adapter '{adapter}' of {wrapper.parameter_name} is grouped by expert, and unsloth, which has replaced "
-            "PEFT's loading, has not laid it out anew and would stamp it as PEFT's when it is saved: unset "
+            f"[lora] B of adapter '{adapter}' of {wrapper.parameter_name} is grouped by expert, and unsloth, which has "
+            "replaced PEFT's loading, has not laid it out anew and would stamp it as PEFT's when it is saved: unset "
             "UNSLOTH_MOE_LORA_B_LAYOUT, or load it without unsloth")
     return known.name
 
@@ -206,6 +206,9 @@ def state(model: nn.Module, layout: str, adapter: str | None) -> int:
     """What moe64.lora.set_layout does: checks all, then changes all."""
     chosen = [(wrapper, [name for name in wrapper.lora_B if adapter in (None, name)])  # type: ignore[union-attr]
               for wrapper in model.modules() if is_wrapper(wrapper)]
+    if adapter is not None and not any(names for _, names in chosen):
+        raise InvalidArgumentError(f"[set_layout] adapter is '{adapter}', which no expert parameter of {type(model).__name__} "
+                                   "has")
     for wrapper, names in chosen:
         for name in names:
             known = layouts_of(wrapper).get(name)

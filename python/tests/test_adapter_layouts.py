@@ -280,6 +280,8 @@ def test_two_adapters_have_a_layout_each(written, trained):
         assert_same(model, trained)
     with pytest.raises(moe64.InvalidArgumentError, match="adapter 'other'"):
         moe64.lora.set_layout(model, "peft")
+    with pytest.raises(moe64.InvalidArgumentError, match="adapter is 'third', which no expert parameter"):
+        moe64.lora.set_layout(model, "peft", adapter="third")
     assert moe64.lora.set_layout(model, "unsloth", adapter="default") == 4
     assert (logits(model) - trained[1]).abs().max() < 1e-4
     model.set_adapter("default")
