@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <iterator>
 
 namespace moe64 {
 namespace {
