@@ -18,7 +18,7 @@ from transformers.quantizers.base import HfQuantizer
 from ._adapter_layout import is_wrapper
 from ._torch import keeping_types
 from .checkpoint import inspect, load_experts
-from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
+from .errors import InvalidArgumentError, IoFailureError, MalformedFileError, ShapeMismatchError, UnsupportedError
 from .formats import ExpertWeights, Projection, Quantized
 from .lora import is_ours
 
@@ -156,6 +156,7 @@ def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> An
     answer = _preprocess_model(self, model, *args, **kwargs)
     files = kwargs.get("checkpoint_files")
     if getattr(_loading, "active", False) and files:
+        _loading.quantised = True
         folder = os.path.dirname(os.path.abspath(files[0]))
         ignored = []
         for name, module, layer, experts in _layers_of(model, folder):
@@ -179,12 +180,14 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
     On a GPU Transformers keeps the other matrices of fine-grained FP8 models as codes too and fetches kernels for them;
     `quantization_config=FineGrainedFP8Config(dequantize=True)` expands them instead.
     """
-    _loading.active = True
+    _loading.active, _loading.quantised = True, False
     try:
         answer = auto_class.from_pretrained(path, *args, **{"experts_implementation": "moe64", **options})
     finally:
         _loading.active = False
     model = answer[0] if isinstance(answer, tuple) else answer
+    if not _loading.quantised:
+        _require_no_codes(model, path, options)
     for name, module in list(model.named_modules()):
         if isinstance(module, _Waiting):
             device = next(iter(module._buffers.values())).device  # type: ignore[union-attr]
@@ -194,6 +197,25 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
             if execution_device is not None:
                 _offload(model.get_submodule(name), execution_device)
     return answer
+
+
+def _require_no_codes(model: Any, path: "str | os.PathLike[str]", options: dict[str, Any]) -> None:
+    """Where config.json states no quantisation, as beside ModelOpt's hf_quant_config.json, Transformers takes codes for
+    numbers and leaves their scales out."""
+    folder = os.path.join(path, options.get("subfolder", ""))
+    if not os.path.isdir(folder):
+        known = ("subfolder", "revision", "cache_dir", "token", "local_files_only")
+        folder = os.path.dirname(hf.utils.cached_file(path, "config.json", **{k: options[k] for k in known if k in options}))
+    try:
+        names = [name for name, *_ in _layers_of(model, folder)]
+    except (MalformedFileError, IoFailureError) as error:
+        warnings.warn(f"[transformers] whether {path} has quantised experts is not known: {error}", stacklevel=3)
+        return
+    if names:
+        raise UnsupportedError(
+            f"[transformers] config.json of {path} states no quantisation, but {names[0]} and the other experts are quantised: "
+            "Transformers has read their codes as numbers without scales, and maybe those of other layers. Load a bf16 copy "
+            "(moe64 convert --to bf16), or the experts alone with moe64.load_experts")
 
 
 def _executing(model: Any, name: str) -> Any:

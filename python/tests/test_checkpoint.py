@@ -228,6 +228,18 @@ def test_experts_without_codes_are_loaded_by_transformers(synth, tmp_path):
     assert torch.isfinite(model(torch.arange(5)[None]).logits).all()
 
 
+def test_codes_that_transformers_would_take_for_numbers_are_refused(synth, tmp_path):
+    """ModelOpt states quantisation in a file of its own, which Transformers does not read: every expert thousands of times too
+    large, and a report of unexpected keys."""
+    import moe64.transformers
+    with pytest.raises(moe64.UnsupportedError, match="states no quantisation, but model.layers.0.mlp.experts"):
+        moe64.transformers.from_pretrained(synth("qwen3-30b-modelopt-fp8"), dtype=torch.float32)
+    subprocess.run([moe64.tool(), "convert", synth("qwen3-30b-modelopt-fp8"), tmp_path / "plain", "--to", "bf16"], check=True,
+                   capture_output=True)
+    model = moe64.transformers.from_pretrained(tmp_path / "plain", dtype=torch.float32)
+    assert model.model.layers[0].mlp.experts.down_proj.abs().max() < 1
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("like", ["qwen3-30b", "glm-4.5"])
 def test_loading_onto_a_gpu_takes_the_memory_of_the_codes(like, tmp_path):
