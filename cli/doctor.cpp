@@ -16,22 +16,34 @@ namespace {
 using json = nlohmann::ordered_json;
 
 /// Small calls that stand for what people run: FP8 weights in blocks, bf16 activations.
+constexpr char const* extents = "tokens=4 hidden=256 inter=256 experts=8 top_k=2";
 constexpr char const* questions[] = {
-    "op=quantize tokens=4 hidden=256 inter=256 experts=2 top_k=2",
-    "op=dequantize tokens=4 hidden=256 inter=256 experts=2 top_k=2",
-    "op=route tokens=4 hidden=256 inter=256 experts=8 top_k=2",
-    "op=route tokens=4 hidden=256 inter=256 experts=8 top_k=2 backward=1",
-    "op=plan tokens=4 hidden=256 inter=256 experts=8 top_k=2",
-    "op=gather tokens=4 hidden=256 inter=256 experts=8 top_k=2",
-    "op=grouped_gemm tokens=4 hidden=256 inter=256 experts=8 top_k=2",
-    "op=grouped_gemm tokens=4 hidden=256 inter=256 experts=8 top_k=2 mode=w8a8",
-    "op=grouped_gemm tokens=4 hidden=256 inter=256 experts=8 top_k=2 weight=bf16",
-    "op=grouped_gemm_wgrad tokens=4 hidden=256 inter=256 experts=8 top_k=2 weight=bf16",
-    "op=activate tokens=4 hidden=256 inter=256 experts=8 top_k=2",
-    "op=activate tokens=4 hidden=256 inter=256 experts=8 top_k=2 backward=1",
-    "op=combine tokens=4 hidden=256 inter=256 experts=8 top_k=2",
-    "op=combine tokens=4 hidden=256 inter=256 experts=8 top_k=2 backward=1",
+    "quantize",
+    "dequantize",
+    "route",
+    "route backward=1",
+    "plan",
+    "gather",
+    "grouped_gemm",
+    "grouped_gemm mode=w8a8",
+    "grouped_gemm weight=bf16",
+    "grouped_gemm_wgrad weight=bf16",
+    "activate",
+    "activate backward=1",
+    "combine",
+    "combine backward=1",
 };
+
+constexpr std::size_t page_columns = 100;
+
+/// "label      text", lines of it below each other.
+void print_row(char const* label, std::string const& text) {
+  constexpr std::size_t indent = 11;
+  std::string lines = wrapped(text, page_columns - indent, std::string(indent, ' '));
+  std::string_view const word(label);
+  lines.replace(0, word.size(), word);
+  fmt::print("{}", lines);
+}
 
 std::string build_of() {
 #if defined(__clang__)
@@ -102,6 +114,7 @@ std::vector<moe64::device> asked_devices() {
 struct choice {
   moe64::device where;
   std::string operation;
+  std::string asked;  ///< which of the questions
   std::string problem_line;
   std::string chosen;
   std::string reason;
@@ -109,12 +122,12 @@ struct choice {
 
 std::vector<choice> choices(moe64::device where) {
   std::vector<choice> all;
-  for (char const* line : questions) {
-    problem p = parse_problem(line);
+  for (char const* question : questions) {
+    problem p = parse_problem(fmt::format("op={} {}", question, extents));
     p.device = where;
     cases::problem_case const c(p);
     for (cases::operation_report const& report : c.explain({where, nullptr})) {
-      choice made{where, report.operation, line_of(p), "none", ""};
+      choice made{where, report.operation, question, line_of(p), "none", ""};
       for (implementation_report const& candidate : report.implementations) {
         if (!candidate.answer) {
           made.reason += fmt::format("not {}: {}; ", candidate.name, candidate.answer.reason());
@@ -154,32 +167,34 @@ std::vector<mode_answer> modes(moe64::device where) {
 
 void print_text(machine const& m) {
   fmt::print("moe64 {}\n", version());
-  fmt::print("build      {}\n", build_of());
-  fmt::print("cpu        {}, {} cores usable\n", printable(m.cpu_model), m.cores);
-  fmt::print("extensions {}\n", fmt::join(m.extensions, " "));
-  fmt::print("memory     {}, {} available\n", human_bytes(m.memory_total),
-             human_bytes(m.memory_available));
-  fmt::print("cuda       {}\n", cuda_answer());
+  print_row("build", build_of());
+  print_row("cpu", fmt::format("{}, {} cores usable", printable(m.cpu_model), m.cores));
+  print_row("extensions", fmt::format("{}", fmt::join(m.extensions, " ")));
+  print_row("memory", fmt::format("{}, {} available", human_bytes(m.memory_total),
+                                  human_bytes(m.memory_available)));
+  print_row("cuda", cuda_answer());
   if (!cuda_architectures().empty()) {
-    fmt::print("           machine code for {}\n", cuda_architectures());
+    print_row("", fmt::format("machine code for {}", cuda_architectures()));
   }
   index_t ordinal = 0;
   for (cuda_entry const& entry : cuda_devices()) {
-    fmt::print("  cuda:{:<4} {}\n", ordinal++, text_of(entry));
+    print_row(fmt::format("  cuda:{}", ordinal++).c_str(), text_of(entry));
   }
 
+  fmt::print("\nAsked with {}:\n", extents);
   for (moe64::device const where : asked_devices()) {
-    std::vector<std::vector<std::string>> rows{
-        {"on " + to_string(where), "implementation", "why", "asked with"}};
+    std::vector<std::vector<std::string>> rows{{"on " + to_string(where), "implementation", "why"}};
     for (choice const& c : choices(where)) {
-      rows.push_back({c.operation, c.chosen, c.reason, c.problem_line});
+      // a gradient may be made of another operation
+      bool const other = c.asked.substr(0, c.asked.find(' ')) != c.operation;
+      rows.push_back({other ? c.asked + ": " + c.operation : c.asked, c.chosen, c.reason});
     }
-    fmt::print("\n{}", table(rows));
+    fmt::print("\n{}", table(rows, page_columns));
   }
   for (moe64::device const where : asked_devices()) {
     std::vector<std::vector<std::string>> rows{{"layer on " + to_string(where), "answer"}};
     for (mode_answer const& mode : modes(where)) rows.push_back({mode.layer, mode.answer});
-    fmt::print("\n{}", table(rows));
+    fmt::print("\n{}", table(rows, page_columns));
   }
   fmt::print(
       "\nForce an implementation with impl=NAME; MOE64_VERBOSE=2 prints each choice as it is "

@@ -3,8 +3,10 @@
 #include "fmt/format.h"
 #include "moe64/error.hpp"
 
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <system_error>
 
 namespace moe64::cli {
 namespace {
@@ -51,6 +53,12 @@ std::vector<problem> read_problems(std::vector<std::string> const& arguments,
   if (file == "-") {
     read_stream(std::cin, "standard input", problems);
   } else if (!file.empty()) {
+    std::error_code unknown;  // whether it can be opened is asked next
+    if (std::filesystem::is_directory(file, unknown)) {
+      throw error(
+          errc::invalid_argument,
+          fmt::format("{}: is a folder, expected a file with a problem on each line", file));
+    }
     std::ifstream input(file);
     if (!input) throw error(errc::invalid_argument, fmt::format("{}: cannot be opened", file));
     read_stream(input, file, problems);

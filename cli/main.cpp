@@ -1,22 +1,23 @@
 #include "CLI/CLI.hpp"
+#include "arguments.hpp"
+#include "failure.hpp"
 #include "fmt/format.h"
 #include "help.hpp"
 #include "machine.hpp"
 #include "moe64/version.hpp"
-#include "sizes.hpp"
 #include "standard_output.hpp"
+#include "suggest.hpp"
 #include "verbs.hpp"
 
+#include <array>
 #include <cstdio>
-#include <map>
 
 namespace moe64::cli {
 namespace {
 
 void add_threads(CLI::App* verb, index_t* threads) {
-  verb->add_option("--threads", *threads, "CPU threads (default: all cores this process may use)")
-      ->check(CLI::Range(1, 4096))
-      ->type_name("N");
+  add_count(verb, "--threads", threads, {1, 4096},
+            "CPU threads (default: all cores this process may use)");
 }
 
 void add_progress(CLI::App* verb, progress_mode* mode) {
@@ -43,18 +44,12 @@ CLI::App* add_synth(CLI::App& app, synth_request* asked) {
       ->type_name("NAME");
   verb->add_option("--dialect", options.dialect, "D1 to D31, or plain; default: that of the model")
       ->type_name("ID");
-  verb->add_option("--scale-down", options.scale_down,
-                   "Divides extents, layers and experts (default 16; 1: the real size)")
-      ->check(CLI::Range(1, 1'000'000))
-      ->type_name("N");
-  verb->add_option("--layers", options.layers, "Layers of the backbone")
-      ->check(CLI::Range(1, 100'000))
-      ->type_name("N");
-  verb->add_option("--seed", options.seed, "Chooses the numbers (default 1)")->type_name("S");
-  verb->add_option("--shard-size", options.shard_bytes,
-                   "About the bytes of a file (default: a third of all)")
-      ->check(CLI::PositiveNumber)
-      ->type_name("BYTES");
+  add_count(verb, "--scale-down", &options.scale_down, {1, 1'000'000},
+            "Divides extents, layers and experts (default 16; 1: the real size)");
+  add_count(verb, "--layers", &options.layers, {1, 100'000}, "Layers of the backbone");
+  add_seed(verb, &options.seed, "Chooses the numbers (default 1)");
+  add_bytes(verb, "--shard-size", &options.shard_bytes,
+            "About the bytes of a file (default: a third of all)");
   verb->add_flag("--mtp", options.mtp, "With a layer of multi-token prediction");
   verb->add_option("--break", options.fault, "Plant one fault; see --list")->type_name("KIND");
   verb->add_flag("--list", asked->list, "Print the names of models and faults");
@@ -79,32 +74,18 @@ void add_checkpoint(CLI::App* verb, folder_options* options) {
   verb->add_flag("--json", options->json, "One JSON object");
 }
 
-void add_bytes(CLI::App* verb, char const* option, index_t* bytes, char const* description) {
-  verb->add_option_function<std::string>(
-          option,
-          [bytes, option](std::string const& text) {
-            auto const parsed = parse_bytes(text);
-            if (!parsed || *parsed < 1) {
-              throw CLI::ValidationError(option, "'" + text + "' is not a size such as 512MiB");
-            }
-            *bytes = *parsed;
-          },
-          description)
-      ->type_name("SIZE");
-}
-
 void add_convert(CLI::App* verb, convert_options_asked* asked) {
   add_checkpoint(verb, asked);
   verb->add_option("OUT", asked->out, "The folder to write to: new, empty, or begun before")
       ->required();
-  std::map<std::string, convert_target> const targets{{"bf16", convert_target::bf16},
-                                                      {"f16", convert_target::f16},
-                                                      {"fp8-block", convert_target::fp8_block},
-                                                      {"fp8-row", convert_target::fp8_row}};
-  verb->add_option("--to", asked->what.to, "What quantised weights become")
-      ->required()
-      ->transform(CLI::CheckedTransformer(targets).description(""))
-      ->type_name("bf16|f16|fp8-block|fp8-row");
+  constexpr std::array targets = {convert_target::bf16, convert_target::f16,
+                                  convert_target::fp8_block, convert_target::fp8_row};
+  std::vector<std::string> words;
+  for (convert_target const target : targets) words.emplace_back(name(target));
+  add_word(
+      verb, "--to", words, [=](std::size_t i) { asked->what.to = targets[i]; },
+      "What quantised weights become")
+      ->required();
   add_bytes(verb, "--memory", &asked->what.memory_bytes, "Memory for buffers (default 512MiB)");
   add_bytes(verb, "--shard-size", &asked->what.shard_bytes,
             "Tensors of one file; a larger tensor is alone (default 5GB)");
@@ -122,24 +103,25 @@ void add_convert(CLI::App* verb, convert_options_asked* asked) {
 void add_diff(CLI::App* verb, diff_options_asked* asked) {
   add_checkpoint(verb, asked);
   verb->add_option("OTHER", asked->other, "The checkpoint to compare with")->required();
-  verb->add_option("--tolerance", asked->what.tolerance,
-                   "Allowed distance, as a share of the tensor's largest number (default 0)")
-      ->check(CLI::NonNegativeNumber)
+  add_number(verb, "--tolerance", &asked->what.tolerance, number_kind::zero_or_more,
+             "Allowed distance, as a share of the tensor's largest number (default 0)")
       ->type_name("SHARE");
   verb->add_flag("--bitwise", asked->what.bitwise,
                  "Equal numbers that are stored differently count as different");
-  verb->add_option("--shown", asked->shown, "Tensors that are listed (default 40)")
-      ->check(CLI::NonNegativeNumber)
-      ->type_name("N");
+  add_count(verb, "--shown", &asked->shown, {}, "Tensors that are listed (default 40)");
   add_threads(verb, &asked->threads);
   add_progress(verb, &asked->progress);
   verb->footer(help::diff());
 }
 
-exit_code run_tool(int argc, char** argv) {
+constexpr char const* budget_text =
+    "Multiply-adds of the reference before it samples rows (default 1e9)";
+
+exit_code run_tool(std::vector<std::string> const& words) {
   CLI::App app{"moe64 runs expert layers of mixture-of-experts models from quantised weights."};
   app.name("moe64");
   app.footer(help::overview());
+  app.set_version_flag("--version", fmt::format("moe64 {}", version()), "Print the version");
   app.require_subcommand(1);
 
   verify_options verify_asked;
@@ -185,52 +167,37 @@ exit_code run_tool(int argc, char** argv) {
   add_checkpoint(run_verb, &run_asked);
   add_threads(run_verb, &run_asked.threads);
   add_progress(run_verb, &run_asked.progress);
-  run_verb->add_option("--layer", run_asked.layer, "Which layer, as the files number it")
-      ->required()
-      ->check(CLI::NonNegativeNumber)
-      ->type_name("N");
+  add_count(run_verb, "--layer", &run_asked.layer, {}, "Which layer, as the files number it")
+      ->required();
   run_verb->add_flag("--mtp", run_asked.mtp, "A layer of multi-token prediction");
-  run_verb->add_option("--tokens", run_asked.tokens, "Input rows (default 64)")
-      ->check(CLI::PositiveNumber)
+  add_count(run_verb, "--tokens", &run_asked.tokens, {1}, "Input rows (default 64)")
       ->type_name("T");
-  run_verb
-      ->add_option("--top-k", run_asked.top_k,
-                   "Experts of each token (default: what the config states)")
-      ->check(CLI::PositiveNumber)
+  add_count(run_verb, "--top-k", &run_asked.top_k, {1},
+            "Experts of each token (default: what the config states)")
       ->type_name("K");
-  run_verb->add_option("--seed", run_asked.seed, "Chooses input and routing (default 1)")
-      ->type_name("S");
+  add_seed(run_verb, &run_asked.seed, "Chooses input and routing (default 1)");
   run_verb->add_flag("--backward", run_asked.backward,
                      "Then the gradients of the input and of the slot weights");
   run_verb->add_option("--device", run_asked.device, "Where it runs: cpu or cuda:N (default cpu)")
       ->type_name("D");
-  run_verb
-      ->add_option("--budget", run_asked.budget,
-                   "Multiply-adds of the reference before it samples rows (default 1e9)")
-      ->check(CLI::PositiveNumber)
-      ->type_name("N");
+  add_number(run_verb, "--budget", &run_asked.budget, number_kind::above_zero, budget_text);
   run_verb->footer(help::run());
 
   auto* const verify_verb = app.add_subcommand("verify", "Compare problems with the reference");
   add_problems(verify_verb, &verify_asked);
-  std::map<std::string, cases::data_mode> const modes{{"random", cases::data_mode::random},
-                                                      {"exact", cases::data_mode::exact}};
-  verify_verb
-      ->add_option("--data", verify_asked.data,
-                   "random: realistic numbers within a bound; exact: small integers, equal bits")
-      ->transform(CLI::CheckedTransformer(modes).description(""))
-      ->type_name("random|exact");
-  verify_verb
-      ->add_option("--budget", verify_asked.budget,
-                   "Multiply-adds of the reference before it samples rows (default 1e9)")
-      ->check(CLI::PositiveNumber)
-      ->type_name("N");
+  add_word(
+      verify_verb, "--data", {"random", "exact"},
+      [&](std::size_t i) {
+        verify_asked.data = i == 0 ? cases::data_mode::random : cases::data_mode::exact;
+      },
+      "random: realistic numbers within a bound; exact: small integers, equal bits");
+  add_number(verify_verb, "--budget", &verify_asked.budget, number_kind::above_zero, budget_text);
   verify_verb->footer(help::verify());
 
   auto* const bench_verb = app.add_subcommand("bench", "Time problems");
   add_problems(bench_verb, &bench_asked);
-  bench_verb->add_option("--min-time", bench_asked.min_seconds, "Seconds to measure (default 0.5)")
-      ->check(CLI::PositiveNumber)
+  add_number(bench_verb, "--min-time", &bench_asked.min_seconds, number_kind::above_zero,
+             "Seconds to measure (default 0.5)")
       ->type_name("S");
   bench_verb->footer(help::bench());
 
@@ -249,15 +216,19 @@ exit_code run_tool(int argc, char** argv) {
 
   app.add_subcommand("version", "Print the version");
 
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::ParseError const& e) {
-    if (e.get_exit_code() == 0) {
-      app.exit(e);  // --help
-      return exit_code::ok;
-    }
-    fmt::print(stderr, "moe64: {}\nRun with --help for more information.\n", printable(e.what()));
+  auto const refuse = [&](std::string const& text) {
+    report_failure({exit_code::usage, "invalid_argument", printable(text)}, json_asked(words));
+    fmt::print(stderr, "Run with --help for more information.\n");
     return exit_code::usage;
+  };
+  if (std::string const wrong = unknown_word(app, words); !wrong.empty()) return refuse(wrong);
+  try {
+    std::vector<std::string> reversed(words.rbegin(), words.rend());  // it takes them from the end
+    app.parse(reversed);
+  } catch (CLI::ParseError const& e) {
+    if (e.get_exit_code() != 0) return refuse(e.what());
+    app.exit(e);  // --help, --version
+    return exit_code::ok;
   }
   if (inspect_verb->parsed()) return inspect(inspect_asked);
   if (check_verb->parsed()) return check(check_asked);
@@ -280,9 +251,10 @@ int main(int argc, char** argv) {
   using namespace moe64::cli;
   occupy_standard_descriptors();
   exit_code code = exit_code::internal;
-  auto const refused = attempt([&] { code = run_tool(argc, argv); });
+  std::vector<std::string> const words(argv + 1, argv + argc);
+  auto const refused = attempt([&] { code = run_tool(words); });
   if (refused.code != exit_code::ok) {
-    fmt::print(stderr, "moe64: {}\n", refused.message);
+    report_failure(refused, json_asked(words));
     code = refused.code;
   } else if (auto const why = output_failure(); !why.empty()) {
     fmt::print(stderr, "moe64: {}\n", why);

@@ -13,19 +13,20 @@ bool is_number(std::string const& cell) {
   return !cell.empty() && (cell[0] == '-' || (cell[0] >= '0' && cell[0] <= '9'));
 }
 
+/// Bytes of the first `count` characters of a text that has more.
+std::size_t prefix_of(std::string_view text, std::size_t count) {
+  std::size_t bytes = count;
+  while (columns(text.substr(0, bytes + 1)) <= count) ++bytes;
+  return bytes;
+}
+
 }  // namespace
 
-std::string printable(std::string_view text) {
-  std::string safe;
-  for (char const c : text) {
-    auto const byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      safe += c;
-    } else {
-      safe += fmt::format("\\x{:02x}", byte);
-    }
-  }
-  return safe;
+std::size_t columns(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0U) !=
+           0x80U;  // a character is counted where it begins
+  }));
 }
 
 std::string human_bytes(double bytes) {
@@ -60,7 +61,7 @@ std::string table(std::vector<std::vector<std::string>> const& rows) {
   std::vector<std::size_t> widths;
   for (auto const& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], columns(row[i]));
   }
   std::string text;
   for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -68,8 +69,8 @@ std::string table(std::vector<std::vector<std::string>> const& rows) {
     for (std::size_t i = 0; i < rows[r].size(); ++i) {
       bool const right =
           i > 0 && is_number(rows.size() > 1 ? rows[std::max<std::size_t>(r, 1)][i] : "");
-      line += right ? fmt::format("{:>{}}  ", rows[r][i], widths[i])
-                    : fmt::format("{:<{}}  ", rows[r][i], widths[i]);
+      std::string const space(widths[i] - columns(rows[r][i]), ' ');
+      line += (right ? space + rows[r][i] : rows[r][i] + space) + "  ";
     }
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + '\n';
@@ -81,6 +82,30 @@ std::string table(std::vector<std::vector<std::string>> const& rows) {
   return text;
 }
 
+std::string table(std::vector<std::vector<std::string>> const& rows, std::size_t width) {
+  constexpr std::size_t least = 20;  // of the last column
+  std::size_t left = width;
+  for (std::size_t i = 0; i + 1 < rows.front().size(); ++i) {
+    std::size_t widest = 0;
+    for (auto const& row : rows) widest = std::max(widest, columns(row[i]));
+    left -= std::min(left, widest + 2);
+  }
+  std::vector<std::vector<std::string>> lines;
+  for (auto row : rows) {
+    std::string_view rest = row.back();
+    std::string const broken = wrapped(rest, std::max(left, least), "");
+    rest = broken;
+    do {
+      std::size_t const end = std::min(rest.find('\n'), rest.size());
+      row.back() = rest.substr(0, end);
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+      lines.push_back(row);
+      std::fill(row.begin(), row.end(), "");
+    } while (!rest.empty());
+  }
+  return table(lines);
+}
+
 std::string wrapped(std::string_view text, std::size_t width, std::string_view indent) {
   std::string result;
   std::string line;
@@ -90,10 +115,14 @@ std::string wrapped(std::string_view text, std::size_t width, std::string_view i
   };
   while (!text.empty()) {
     std::size_t const space = std::min(text.find(' '), text.size());
-    std::string_view const word = text.substr(0, space);
+    std::string_view word = text.substr(0, space);
     text.remove_prefix(std::min(space + 1, text.size()));
-    if (!line.empty() && line.size() + 1 + word.size() > width) flush();
+    if (!line.empty() && columns(line) + 1 + columns(word) > width) flush();
     if (!line.empty()) line += ' ';
+    for (; columns(word) > width; word.remove_prefix(prefix_of(word, width))) {
+      line = word.substr(0, prefix_of(word, width));
+      flush();
+    }
     line += word;
   }
   flush();

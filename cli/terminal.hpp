@@ -1,14 +1,16 @@
 #pragma once
 
+#include "moe64/text.hpp"
+
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace moe64::cli {
 
-/// Text from outside with everything but printable ASCII written as \xNN: a problem line or file
-/// name must not be able to move the cursor, change colours or hide itself.
-[[nodiscard]] std::string printable(std::string_view text);
+/// Columns of a terminal that printable text takes, one for each character.
+[[nodiscard]] std::size_t columns(std::string_view text);
 
 /// "1.50 GiB", "12.3 ms", "45.6 GFLOP/s"
 [[nodiscard]] std::string human_bytes(double bytes);
@@ -20,8 +22,11 @@ namespace moe64::cli {
 /// Rows of cells as aligned columns; the first row is the heading. Numbers are set to the right,
 /// but for those of the first column.
 [[nodiscard]] std::string table(std::vector<std::vector<std::string>> const& rows);
+/// The same within `width` columns: the last column is broken into lines where it is too long.
+[[nodiscard]] std::string table(std::vector<std::vector<std::string>> const& rows,
+                                std::size_t width);
 
-/// `text` in lines of at most `width` characters, each behind `indent`.
+/// `text` in lines of at most `width` columns, each behind `indent`; a longer word is cut.
 [[nodiscard]] std::string wrapped(std::string_view text, std::size_t width,
                                   std::string_view indent);
 

@@ -17,4 +17,5 @@
 #include "moe64/quant.hpp"
 #include "moe64/routing.hpp"
 #include "moe64/tensor.hpp"
+#include "moe64/text.hpp"
 #include "moe64/version.hpp"

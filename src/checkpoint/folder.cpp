@@ -8,6 +8,7 @@
 #include "core/fail.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <optional>
 
@@ -17,6 +18,18 @@ namespace {
 bool name_less(tensor_entry const& a, tensor_entry const& b) { return a.name < b.name; }
 
 using document = std::unique_ptr<json_document const>;
+
+/// A blob of the Hub cache has no ending; a file that has another one is what it is called.
+void refuse_other_files(std::filesystem::path const& path) {
+  constexpr std::array<std::string_view, 13> others = {
+      ".json", ".jsonl", ".bin", ".pt", ".pth",  ".gguf",   ".h5",
+      ".npz",  ".onnx",  ".txt", ".md", ".html", ".partial"};
+  std::string const ending = path.extension().string();
+  if (std::find(others.begin(), others.end(), ending) == others.end()) return;
+  fail(errc::malformed_file,
+       "[open] {}: is a {} file, expected a folder with safetensors files or one such file",
+       escaped_path(path.native()), ending);
+}
 
 json_value const* root_of(document const& found) { return found ? &found->root() : nullptr; }
 
@@ -139,6 +152,7 @@ folder folder::open(std::filesystem::path const& path, open_options const& optio
     fail(errc::io_failure, "[open] {}: {}", escaped_path(path.native()), error_text(-result));
   }
   if (status.kind != file_kind::folder) {
+    refuse_other_files(path);
     // Named by the caller itself: whatever it links to is meant.
     opened->open_shard(system, {}, path.native(), link_rule::any, options);
     opened->sort_tensors();

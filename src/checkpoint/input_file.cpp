@@ -45,16 +45,18 @@ int open_link(file_system const& files, std::string const& path, link_rule links
     fail(errc::io_failure, "[read] {}: is a symbolic link to {}; {}", escaped_path(path),
          quoted(target),
          links == link_rule::none ? "links are not followed here"
-                                  : "only links of the Hub cache (../../blobs/NAME) are followed "
-                                    "unless links are allowed");
+                                  : "only links of the Hub cache (../../blobs/NAME) are followed, "
+                                    "others with follow_links (--follow-links)");
   }
   // The target itself is opened, so that a link that is replaced meanwhile changes nothing.
   std::size_t const slash = path.rfind('/');
   std::string const base = slash == std::string::npos ? "" : path.substr(0, slash + 1);
   int const result = open_retrying(files, base + target, false);
   if (result == -ELOOP) {
-    fail(errc::io_failure, "[read] {}: links to {}, which is a link itself", escaped_path(path),
-         quoted(target));
+    fail(errc::io_failure,
+         "[read] {}: links to {}, which is a link itself; such links are followed "
+         "with follow_links (--follow-links)",
+         escaped_path(path), quoted(target));
   }
   if (result == -ENOENT) {
     fail(errc::io_failure, "[read] {}: links to {}, which does not exist", escaped_path(path),

@@ -43,7 +43,8 @@ output_folder::output_folder(file_system const& files, std::string path)
     refuse(path_, "asking for its status", result);
   }
   if (status_.kind != file_kind::folder) {
-    fail(errc::io_failure, "[write] {}: is there, and not a folder", escaped_path(path_));
+    fail(errc::io_failure, "[write] {}: is {}, expected a folder", escaped_path(path_),
+         status_.kind == file_kind::regular ? "a file" : "a FIFO, socket or device");
   }
   try {
     acquire();

@@ -6,8 +6,8 @@
 
 namespace moe64::checkpoint {
 
-/// Text of a file as it may stand in a message: everything but printable ASCII as \xNN, and of a
-/// long text only the first `limit` bytes and its length.
+/// Text of a file as it may stand in a message: printable() with backslashes doubled, and of a long
+/// text only the first `limit` bytes and its length.
 [[nodiscard]] std::string escaped(std::string_view text, std::size_t limit = 160);
 
 /// The same in single quotes.

@@ -1,5 +1,7 @@
 #include "checkpoint/tensor_name.hpp"
 
+#include "core/text.hpp"
+
 #include <algorithm>
 #include <cstddef>
 
@@ -54,27 +56,10 @@ bool is_ascii(std::string_view text) noexcept {
 }
 
 bool is_utf8(std::string_view text) noexcept {
-  for (std::size_t i = 0; i < text.size();) {
-    auto const byte = [&](std::size_t at) -> unsigned {
-      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0U;
-    };
-    unsigned const first = byte(i);
-    std::size_t const length = first < 0x80   ? 1
-                               : first < 0xc2 ? 0
-                               : first < 0xe0 ? 2
-                               : first < 0xf0 ? 3
-                               : first < 0xf5 ? 4
-                                              : 0;
+  while (!text.empty()) {
+    std::size_t const length = utf8_length(text);
     if (length == 0) return false;
-    for (std::size_t j = 1; j < length; ++j) {
-      if ((byte(i + j) & 0xc0U) != 0x80U) return false;
-    }
-    unsigned const second = byte(i + 1);
-    if (first == 0xe0 && second < 0xa0) return false;   // overlong
-    if (first == 0xed && second >= 0xa0) return false;  // a surrogate
-    if (first == 0xf0 && second < 0x90) return false;   // overlong
-    if (first == 0xf4 && second >= 0x90) return false;  // past U+10FFFF
-    i += length;
+    text.remove_prefix(length);
   }
   return true;
 }

@@ -89,6 +89,9 @@ Number parse_number(std::string_view key, std::string_view text, Number low,
   Number value{};
   char const* const last = text.data() + text.size();
   auto const [end, status] = std::from_chars(text.data() + skipped, last, value);
+  if (status == std::errc::result_out_of_range) {
+    malformed(key, text, fmt::format("{}: that is too large or too small a number", expected));
+  }
   if (status != std::errc{} || end != last || value < low) malformed(key, text, expected);
   return value;
 }
