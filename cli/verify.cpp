@@ -40,6 +40,7 @@ outcome verify_one(problem const& p, verify_options const& options, cpu_pool& po
 std::string errors_of(cases::verification const& found) {
   std::string text;
   for (cases::output_error const& output : found.outputs) {
+    if (output.per_expert && output.compared == 0) continue;
     text +=
         fmt::format("{}{} {}", text.empty() ? "" : ", ", output.output, human_error(output.worst));
     if (output.worst > 0.0 && output.worst_expert >= 0) {
@@ -49,17 +50,28 @@ std::string errors_of(cases::verification const& found) {
   return text.empty() ? "nothing to compare" : text;
 }
 
-/// "9 of 9 rows", how many experts where gradients of parameters were compared, and the slots that
-/// hold none.
+/// "9 of 9 rows", how much was compared of the gradients of parameters, and the slots that hold no
+/// expert.
 std::string coverage_of(cases::verification const& found) {
-  std::string text = fmt::format("{} of {} rows", found.compared, found.total);
-  if (!found.outputs.empty() && found.outputs.back().per_expert) {
-    cases::output_error const& last = found.outputs.back();
-    text += fmt::format(", parameters of {} of {} experts", last.compared, last.total);
+  std::string text;
+  auto const add = [&](std::string const& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (found.outputs.empty() || !found.outputs.front().per_expert) {
+    add(fmt::format("{} of {} rows", found.compared, found.total));
   }
-  if (found.skipped_slots > 0) {
-    text += fmt::format(", {} slots without expert", found.skipped_slots);
+  std::string left_out;
+  bool told = false;
+  for (cases::output_error const& output : found.outputs) {
+    if (!output.per_expert) continue;
+    if (output.compared == 0) {
+      left_out += (left_out.empty() ? "" : ", ") + output.output;
+    } else if (!told) {
+      told = true;
+      add(fmt::format("parameters of {} of {} experts", output.compared, output.total));
+      if (output.neurons >= 0) text += fmt::format(" ({} neurons of each)", output.neurons);
+    }
   }
+  if (!left_out.empty()) add(left_out + " past the budget");
+  if (found.skipped_slots > 0) add(fmt::format("{} slots without expert", found.skipped_slots));
   return text;
 }
 
@@ -95,6 +107,7 @@ void print_json(problem const& p, outcome const& result) {
                                  {"expert", output.worst_expert},
                                  {"compared", output.compared},
                                  {"total", output.total}});
+    if (output.neurons >= 0) object["outputs"].back()["neurons"] = output.neurons;
   }
   object["message"] = result.refused.message.empty() ? found.message() : result.refused.message;
   if (result.refused.code != exit_code::ok) object["error"] = result.refused.name;

@@ -27,18 +27,6 @@ struct entry_error {
   index_t elements = 0;
 };
 
-/// Entry i of dimension 0 as a matrix [rows, cols].
-tensor_view matrix_of(tensor_view const& t, index_t i) {
-  tensor_view matrix = t;
-  matrix.data = static_cast<std::byte*>(t.data) + i * t.stride[0] * bits(t.type) / 8;
-  matrix.rank = 2;
-  matrix.extent[0] = t.rank == 3 ? t.extent[1] : 1;
-  matrix.stride[0] = t.rank == 3 ? t.stride[1] : 0;
-  matrix.extent[1] = t.rank == 1 ? 1 : t.extent[t.rank - 1];
-  matrix.stride[1] = t.rank == 1 ? 1 : t.stride[t.rank - 1];
-  return matrix;
-}
-
 /// got [rows, cols], measured in lines along its longer side. `exact`: the only rounding allowed is
 /// that of the right number to the type of the output.
 entry_error measure(tensor_view const& got, expectation const& wanted, bool exact) {
@@ -129,6 +117,17 @@ counted count_entry(tensor_view const& t, index_t entry) {
 
 }  // namespace
 
+tensor_view entry_of(tensor_view const& t, index_t i) {
+  tensor_view matrix = t;
+  matrix.data = static_cast<std::byte*>(t.data) + i * t.stride[0] * bits(t.type) / 8;
+  matrix.rank = 2;
+  matrix.extent[0] = t.rank == 3 ? t.extent[1] : 1;
+  matrix.stride[0] = t.rank == 3 ? t.stride[1] : 0;
+  matrix.extent[1] = t.rank == 1 ? 1 : t.extent[t.rank - 1];
+  matrix.stride[1] = t.rank == 1 ? 1 : t.stride[t.rank - 1];
+  return matrix;
+}
+
 void comparison::entries(std::vector<compared_output> const& outputs,
                          std::vector<index_t> const& sample, index_t total,
                          std::function<std::vector<expectation>(index_t)> const& reference,
@@ -142,15 +141,16 @@ void comparison::entries(std::vector<compared_output> const& outputs,
     for (std::size_t o = 0; o < outputs.size(); ++o) {
       auto const& part = outputs[o].part;
       index_t const entry = sample[place];
-      errors[place].push_back(measure(part ? part(entry) : matrix_of(outputs[o].got, entry),
+      errors[place].push_back(measure(part ? part(entry) : entry_of(outputs[o].got, entry),
                                       wanted[o], outputs[o].bound == 0.0));
     }
     index_t const finished = ++done;
     if (progress_) progress_(finished, count);
   });
   for (std::size_t o = 0; o < outputs.size(); ++o) {
-    output_error result{outputs[o].name, 0.0,   outputs[o].bound,     -1, -1, {},
-                        count,           total, outputs[o].per_expert};
+    output_error result{
+        outputs[o].name,   0.0, outputs[o].bound, -1, -1, {}, count, total, outputs[o].per_expert,
+        outputs[o].neurons};
     result.by_expert.assign(static_cast<std::size_t>(experts_), -1.0);
     std::vector<double> sums(result.by_expert.size());
     std::vector<double> members(result.by_expert.size());
@@ -182,6 +182,11 @@ void comparison::entries(std::vector<compared_output> const& outputs,
                               ? 0.0
                               : static_cast<double>(all.zeros) / static_cast<double>(all.elements));
   }
+}
+
+void comparison::left_out(std::string const& name, double bound, index_t total) {
+  outputs_.push_back({name, 0.0, bound, -1, -1, {}, 0, total, true, 0});
+  zero_share_.push_back(1.0);  // nothing is known about its zeros
 }
 
 void comparison::scan(std::string const& name, tensor_view const& got,

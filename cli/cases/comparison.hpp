@@ -27,6 +27,7 @@ struct output_error {
   index_t compared = 0;           ///< entries of dimension 0: tokens, rows or experts
   index_t total = 0;
   bool per_expert = false;  ///< the entries are experts
+  index_t neurons = -1;     ///< of the inter of each expert, where not all were compared
 
   [[nodiscard]] bool ok() const noexcept { return worst <= bound; }
 };
@@ -44,7 +45,11 @@ struct compared_output {
   /// The [rows, cols] that belong to an entry, where they are not simply entry i of dimension 0.
   std::function<tensor_view(index_t)> part = {};
   bool per_expert = false;  ///< the entries are experts
+  index_t neurons = -1;     ///< that an entry is cut to; -1: it is whole
 };
+
+/// Entry i of dimension 0 as a matrix [rows, cols].
+[[nodiscard]] tensor_view entry_of(tensor_view const& t, index_t i);
 
 using progress_report = std::function<void(index_t done, index_t total)>;
 
@@ -64,6 +69,8 @@ class comparison {
                index_t total, std::function<std::vector<expectation>(index_t)> const& reference,
                std::function<std::vector<index_t>(index_t)> const& experts_of);
 
+  /// An output of `total` entries, per expert, that the budget does not reach.
+  void left_out(std::string const& name, double bound, index_t total);
   /// Whole output: no NaN, and no more zeros than a share that the compared entries do not explain.
   /// `lives(i)`: entry i of dimension 0 is meant to hold numbers.
   void scan(std::string const& name, tensor_view const& got,

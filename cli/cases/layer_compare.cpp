@@ -1,3 +1,4 @@
+#include "cases/expert_sample.hpp"
 #include "cases/layer_scenario.hpp"
 
 #include <algorithm>
@@ -43,20 +44,29 @@ typical_gradients typical_of(projection const& p, double n, double d_out, double
   return sizes;
 }
 
-/// In the order of layer_scenario::parameters().
+/// The same of the columns of some neurons.
+typical_gradients cut_columns(typical_gradients sizes, double share) {
+  sizes.weights *= share;
+  sizes.lora_a *= share;
+  return sizes;
+}
+
+/// In the order of layer_scenario::parameters(); what the reference has left out is not there.
 void append(std::vector<expectation>& all, projection_gradients const& asked,
             oracle::projection_gradient const& wanted, int parts,
             typical_gradients const& typical) {
   for (int i = 0; i < parts; ++i) {
     auto const part = static_cast<std::size_t>(i);
     auto const add = [&](tensor_view const& output, std::vector<double> const& both, double size) {
-      if (output.present()) all.push_back({half(both, i, parts), size});
+      if (output.present() && !both.empty()) all.push_back({half(both, i, parts), size});
     };
     add(asked.weights[part], wanted.weights, typical.weights);
     add(asked.bias[part], wanted.bias, typical.bias);
     add(asked.lora_b[part], wanted.lora_b, typical.lora_b);
   }
-  if (asked.lora_a.present()) all.push_back({wanted.lora_a, typical.lora_a});
+  if (asked.lora_a.present() && !wanted.lora_a.empty()) {
+    all.push_back({wanted.lora_a, typical.lora_a});
+  }
 }
 
 }  // namespace
@@ -132,8 +142,13 @@ void layer_scenario::compare_tokens(comparison& result, oracle::layer_call const
 }
 
 std::vector<expectation> layer_scenario::expected_parameters(oracle::layer_call const& call,
-                                                             index_t expert) const {
-  auto const wanted = oracle::backward_expert(layer_, call, routed_.rows, backward_.dy, expert);
+                                                             index_t expert,
+                                                             neuron_sample const& neurons) const {
+  bool const whole = neurons.count() == s_.p.inter;
+  auto const wanted =
+      whole ? oracle::backward_expert(layer_, call, routed_.rows, backward_.dy, expert)
+            : oracle::backward_neurons(layer_, call, routed_.rows, backward_.dy, expert,
+                                       neurons.indices());
   auto const rows = static_cast<double>(routed_.rows_of(expert));
   double const slot_weight = 1.0 / static_cast<double>(s_.p.top_k);
   bool const on_input = s_.p.weight_on == weight_placement::input;
@@ -143,41 +158,61 @@ std::vector<expectation> layer_scenario::expected_parameters(oracle::layer_call 
       d_row * std::sqrt(static_cast<double>(s_.p.hidden) / static_cast<double>(s_.p.inter));
   int const parts = layer_.gate_up.weights.parts();
   double const d_part = d_inner * magnitude_.gradient / std::sqrt(static_cast<double>(parts));
+  typical_gradients gate_up = typical_of(layer_.gate_up, rows, d_part, x);
+  gate_up.bias *= neurons.norm_share();
+  typical_gradients const down = typical_of(layer_.down, rows, d_row, magnitude_.value);
   std::vector<expectation> all;
-  append(all, backward_.gradients.gate_up, wanted.gate_up, parts,
-         typical_of(layer_.gate_up, rows, d_part, x));
-  append(all, backward_.gradients.down, wanted.down, 1,
-         typical_of(layer_.down, rows, d_row, magnitude_.value));
+  append(all, backward_.gradients.gate_up, wanted.gate_up, parts, gate_up);
+  append(all, backward_.gradients.down, wanted.down, 1, cut_columns(down, neurons.norm_share()));
   return all;
+}
+
+/// What of a parameter's gradient belongs to some neurons: rows of what gate and up end in, columns
+/// of what down begins with. Empty where every neuron is in every number.
+std::function<tensor_view(index_t)> layer_scenario::part_of(tensor_view const& gradient,
+                                                            neuron_sample const& neurons) const {
+  auto const is = [&](tensor_view const& one) { return one.data == gradient.data; };
+  projection_gradients const& gate_up = backward_.gradients.gate_up;
+  projection_gradients const& down = backward_.gradients.down;
+  if (is(gate_up.lora_a) || is(down.lora_b[0])) return {};
+  if (is(down.bias[0])) return [=](index_t expert) { return entry_of(gradient, expert); };
+  bool const cols = is(down.weights[0]) || is(down.lora_a) || gradient.rank == 2;
+  return [=](index_t expert) {
+    tensor_view const whole = entry_of(gradient, expert);
+    return cols ? neurons.cols_of(whole) : neurons.rows_of(whole);
+  };
 }
 
 void layer_scenario::compare_parameters(comparison& result, oracle::layer_call const& call) const {
   auto const asked = parameters();
   if (asked.empty()) return;
-  // Of the experts that have rows: the last, the first, then as many as the budget allows.
   auto const used = routed_.used_experts();
-  std::vector<index_t> sample;
-  double spent = 0.0;
+  auto const cost = [&](index_t expert) {
+    return 3.0 * oracle::slot_cost(layer_) * static_cast<double>(routed_.rows_of(expert));
+  };
+  expert_sample const chosen = experts_within(used, result.budget(), cost);
+  neuron_sample const neurons(s_.p.inter, static_cast<double>(s_.p.inter) * chosen.share);
+  bool const whole = neurons.count() == s_.p.inter;
   index_t longest = 0;
-  for (std::size_t i = 0; i < used.size(); ++i) {
-    index_t const expert = i == 0 ? used.back() : used[i - 1];
-    double const cost =
-        3.0 * oracle::slot_cost(layer_) * static_cast<double>(routed_.rows_of(expert));
-    if (i > 0 && spent + cost > result.budget()) continue;
-    spent += cost;
-    sample.push_back(expert);
-    longest = std::max(longest, routed_.rows_of(expert));
-  }
-  std::sort(sample.begin(), sample.end());
+  for (index_t const expert : chosen.experts) longest = std::max(longest, routed_.rows_of(expert));
 
+  double const allowed = bound(layer_output::parameter, longest);
   std::vector<compared_output> outputs;
+  std::vector<std::string> left_out;
   for (named_tensor const& d : asked) {
-    outputs.push_back({d.name, d.tensor, bound(layer_output::parameter, longest), {}, true});
+    if (whole) {
+      outputs.push_back({d.name, d.tensor, allowed, {}, true});
+    } else if (auto const part = part_of(d.tensor, neurons)) {
+      outputs.push_back({d.name, d.tensor, allowed, part, true, neurons.count()});
+    } else {
+      left_out.push_back(d.name);
+    }
   }
   result.entries(
-      outputs, sample, std::ssize(used),
-      [&](index_t expert) { return expected_parameters(call, expert); },
+      outputs, chosen.experts, std::ssize(used),
+      [&](index_t expert) { return expected_parameters(call, expert, neurons); },
       [](index_t expert) { return std::vector<index_t>{expert}; });
+  for (std::string const& name : left_out) result.left_out(name, allowed, std::ssize(used));
   auto const lives = [&](index_t expert) { return routed_.rows_of(expert) > 0; };
   for (named_tensor const& d : asked) {
     result.scan(d.name, d.tensor, lives);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cases/magnitude.hpp"
+#include "cases/neurons.hpp"
 #include "cases/routing.hpp"
 #include "cases/scenario.hpp"
 #include "cases/tolerance.hpp"
@@ -36,7 +37,10 @@ class layer_scenario final : public scenario {
   [[nodiscard]] std::vector<expectation> expected_token(oracle::layer_call const& call,
                                                         index_t token) const;
   [[nodiscard]] std::vector<expectation> expected_parameters(oracle::layer_call const& call,
-                                                             index_t expert) const;
+                                                             index_t expert,
+                                                             neuron_sample const& neurons) const;
+  [[nodiscard]] std::function<tensor_view(index_t)> part_of(tensor_view const& gradient,
+                                                            neuron_sample const& neurons) const;
   void compare_tokens(comparison& result, oracle::layer_call const& call) const;
   void compare_parameters(comparison& result, oracle::layer_call const& call) const;
   [[nodiscard]] double bound(layer_output output, index_t rows) const;

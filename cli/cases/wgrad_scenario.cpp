@@ -1,3 +1,5 @@
+#include "cases/expert_sample.hpp"
+#include "cases/neurons.hpp"
 #include "cases/routing.hpp"
 #include "cases/scenario.hpp"
 #include "cases/tolerance.hpp"
@@ -65,27 +67,34 @@ class wgrad_scenario final : public scenario {
 
   void compare(comparison& result) const override {
     auto const used = routed_.used_experts();
-    std::vector<index_t> sample;
-    double spent = 0.0;
+    auto const cost = [&](index_t expert) {
+      return products() * static_cast<double>(routed_.rows_of(expert));
+    };
+    expert_sample const chosen = experts_within(used, result.budget(), cost);
+    auto const inter = static_cast<double>(s_.p.inter);
+    neuron_sample const neurons(s_.p.inter, inter * chosen.share);
     index_t longest = 0;
-    for (std::size_t i = 0; i < used.size(); ++i) {  // the last first: it is always compared
-      index_t const expert = i == 0 ? used.back() : used[i - 1];
-      double const cost = products() * static_cast<double>(routed_.rows_of(expert));
-      if (i > 0 && spent + cost > result.budget()) continue;
-      spent += cost;
-      sample.push_back(expert);
+    for (index_t const expert : chosen.experts) {
       longest = std::max(longest, routed_.rows_of(expert));
     }
-    std::sort(sample.begin(), sample.end());
 
     rounding_path path;
     path.stored = 1.0;
     path.added = roundings_of_sum(longest) + 1.0;
     double const bound = s_.data == data_mode::exact ? 0.0 : allowed_error(s_.p.io, path);
     std::vector<compared_output> compared;
-    for (named_tensor const& d : outputs()) compared.push_back({d.name, d.tensor, bound});
+    index_t const cut = chosen.share < 1.0 ? neurons.count() : -1;
+    for (named_tensor const& d : outputs()) {
+      bool const is_bias = d.tensor.rank == 2;
+      auto const part = [neurons, is_bias, got = d.tensor](index_t expert) {
+        tensor_view const whole = entry_of(got, expert);
+        return is_bias ? neurons.cols_of(whole) : neurons.rows_of(whole);
+      };
+      compared.push_back({d.name, d.tensor, bound, part, true, cut});
+    }
     result.entries(
-        compared, sample, std::ssize(used), [&](index_t expert) { return expected(expert); },
+        compared, chosen.experts, std::ssize(used),
+        [&](index_t expert) { return expected(expert, neurons); },
         [](index_t expert) { return std::vector<index_t>{expert}; });
     for (named_tensor const& d : outputs()) {
       result.scan(d.name, d.tensor, [&](index_t e) { return routed_.rows_of(e) > 0; });
@@ -101,28 +110,33 @@ class wgrad_scenario final : public scenario {
     return static_cast<double>(args_.dy.extent[1]) * static_cast<double>(s_.p.hidden);
   }
 
-  [[nodiscard]] std::vector<expectation> expected(index_t expert) const {
-    auto const inter = static_cast<std::size_t>(s_.p.inter);
+  [[nodiscard]] std::vector<expectation> expected(index_t expert,
+                                                  neuron_sample const& neurons) const {
+    std::vector<index_t> const chosen = neurons.indices();
     auto const hidden = static_cast<std::size_t>(s_.p.hidden);
-    std::vector<std::vector<double>> weights(parts(), std::vector<double>(inter * hidden));
-    std::vector<std::vector<double>> bias(parts(), std::vector<double>(inter));
+    std::vector<std::vector<double>> weights(parts(), std::vector<double>(chosen.size() * hidden));
+    std::vector<std::vector<double>> bias(parts(), std::vector<double>(chosen.size()));
     auto const e = static_cast<std::size_t>(expert);
     for (index_t row = routed_.rows.expert_begin[e]; row < routed_.rows.expert_begin[e + 1];
          ++row) {
       std::vector<double> x;
       for (index_t c = 0; c < s_.p.hidden; ++c) x.push_back(oracle::at(args_.x, row, c));
-      for (std::size_t i = 0; i < parts() * inter; ++i) {
-        double const dy = oracle::at(args_.dy, row, static_cast<index_t>(i));
-        bias[i / inter][i % inter] += dy;
-        double* const sums = &weights[i / inter][i % inter * hidden];
-        for (std::size_t c = 0; c < hidden; ++c) sums[c] += double{scaling} * dy * x[c];
+      for (std::size_t part = 0; part < parts(); ++part) {
+        for (std::size_t i = 0; i < chosen.size(); ++i) {
+          index_t const col = static_cast<index_t>(part) * s_.p.inter + chosen[i];
+          double const dy = oracle::at(args_.dy, row, col);
+          bias[part][i] += dy;
+          double* const sums = &weights[part][i * hidden];
+          for (std::size_t c = 0; c < hidden; ++c) sums[c] += double{scaling} * dy * x[c];
+        }
       }
     }
     double const rows = std::sqrt(static_cast<double>(routed_.rows_of(expert)));
+    double const count = std::sqrt(static_cast<double>(chosen.size()));
     std::vector<expectation> all;
     for (std::size_t i = 0; i < parts(); ++i) {
       all.push_back({std::move(weights[i]), double{scaling} * rows * std::sqrt(hidden)});
-      if (s_.p.bias) all.push_back({std::move(bias[i]), rows * std::sqrt(inter)});
+      if (s_.p.bias) all.push_back({std::move(bias[i]), rows * count});
     }
     return all;
   }

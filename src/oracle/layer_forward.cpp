@@ -22,39 +22,12 @@ double bias_at(projection const& p, index_t expert, index_t row) {
   return bias.present() ? at(bias, expert, row - part * p.weights.part_rows()) : 0.0;
 }
 
-/// Rounds a result of f32 arithmetic to what memory between two operations holds. Only w8a8 asks
-/// for it: a code is a step function of what is quantised, so an input that is not rounded as the
-/// operations round it would give other codes.
-class storage {
- public:
-  explicit storage(layer_call const& call)
-      : rounds_(call.mode == compute_mode::w8a8), type_(call.x.type) {}
-  void keep(std::vector<double>& values) const {
-    if (!rounds_) return;
-    for (double& value : values) value = round_to(round_to(value, dtype::f32), type_);
-  }
-
- private:
-  bool rounds_;
-  dtype type_;
-};
-
 projected project(projection const& p, index_t expert, std::vector<double> const& input,
                   storage const& memory, bool quantizes) {
-  projected result;
-  if (p.lora.present()) {
-    for (index_t r = 0; r < p.lora.a.rows(); ++r) {
-      result.low_rank.push_back(dot_row(p.lora.a, expert, r, input));
-    }
-    memory.keep(result.low_rank);
-  }
-  std::vector<double> const seen = quantizes ? quantized_activation(input, p.weights) : input;
+  projection_input const read = input_of(p, expert, input, memory, quantizes);
+  projected result{read.low_rank, {}};
   for (index_t row = 0; row < p.weights.rows(); ++row) {
-    double sum = dot_row(p.weights, expert, row, seen) + bias_at(p, expert, row);
-    if (p.lora.present()) {
-      sum += double{p.lora.scaling} * dot_row(p.lora.b, expert, row, result.low_rank);
-    }
-    result.out.push_back(sum);
+    result.out.push_back(output_of(p, expert, read, row));
   }
   return result;
 }
@@ -66,22 +39,45 @@ index_t slots_per_token(layer_call const& call, planned const& rows) {
   return tokens == 0 ? 0 : std::ssize(rows.slot_to_row) / tokens;
 }
 
-slot_pass pass_slot(layer_desc const& layer, layer_call const& call, planned const& rows,
-                    index_t slot, pass_use use) {
+projection_input input_of(projection const& p, index_t expert, std::vector<double> const& input,
+                          storage const& memory, bool quantizes) {
+  projection_input result;
+  if (p.lora.present()) {
+    for (index_t r = 0; r < p.lora.a.rows(); ++r) {
+      result.low_rank.push_back(dot_row(p.lora.a, expert, r, input));
+    }
+    memory.keep(result.low_rank);
+  }
+  result.seen = quantizes ? quantized_activation(input, p.weights) : input;
+  return result;
+}
+
+double output_of(projection const& p, index_t expert, projection_input const& input, index_t row) {
+  double const sum = dot_row(p.weights, expert, row, input.seen) + bias_at(p, expert, row);
+  if (!p.lora.present()) return sum;
+  return sum + double{p.lora.scaling} * dot_row(p.lora.b, expert, row, input.low_rank);
+}
+
+slot_pass begin_slot(layer_desc const& layer, layer_call const& call, planned const& rows,
+                     index_t slot) {
   index_t const top_k = slots_per_token(call, rows);
   index_t const row = rows.slot_to_row[place(slot)];
   auto const after = std::upper_bound(rows.expert_begin.begin(), rows.expert_begin.end(), row);
-  storage const memory(call);
-  bool const quantizes = call.mode == compute_mode::w8a8;
-
   slot_pass pass;
   pass.token = slot / top_k;
   pass.expert = after - rows.expert_begin.begin() - 1;
   if (call.weights.present()) pass.weight = at(call.weights, pass.token, slot % top_k);
   double const factor = layer.weight_on == weight_placement::input ? pass.weight : 1.0;
   for (index_t i = 0; i < layer.hidden(); ++i) pass.x.push_back(at(call.x, pass.token, i) * factor);
-  memory.keep(pass.x);
+  storage(call).keep(pass.x);
+  return pass;
+}
 
+slot_pass pass_slot(layer_desc const& layer, layer_call const& call, planned const& rows,
+                    index_t slot, pass_use use) {
+  storage const memory(call);
+  bool const quantizes = call.mode == compute_mode::w8a8;
+  slot_pass pass = begin_slot(layer, call, rows, slot);
   pass.gate_up = project(layer.gate_up, pass.expert, pass.x, memory, quantizes);
   memory.keep(pass.gate_up.out);
   std::vector<double> const& h = pass.gate_up.out;

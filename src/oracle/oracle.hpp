@@ -108,6 +108,13 @@ struct expert_gradient {
                                               planned const& rows, tensor_view const& dy,
                                               index_t expert);
 
+/// The same of some neurons (indices below inter) alone, for a share of the work: their rows of
+/// gate, then of up, and their columns of down. What takes every neuron is left empty: lora_a of
+/// gate_up and lora_b of down.
+[[nodiscard]] expert_gradient backward_neurons(layer_desc const& layer, layer_call const& call,
+                                               planned const& rows, tensor_view const& dy,
+                                               index_t expert, std::vector<index_t> const& neurons);
+
 /// Multiply-adds of forward_token for one slot: what a caller uses to decide how much of a problem
 /// to sample.
 [[nodiscard]] double slot_cost(layer_desc const& layer);

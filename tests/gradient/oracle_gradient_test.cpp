@@ -238,6 +238,49 @@ TEST_P(oracle_layer_gradient, of_every_parameter) {
   }
 }
 
+TEST_P(oracle_layer_gradient, of_some_neurons_is_cut_out_of_that_of_all) {
+  full_layer layer = make();
+  auto const dy = full_layer::view(layer.dy, tokens, hidden);
+  auto const place = [](index_t i) { return static_cast<std::size_t>(i); };
+  std::vector<index_t> const some{1, inter - 1};
+  index_t const count = std::ssize(some);
+  for (index_t e = 0; e < experts; ++e) {
+    auto const all = oracle::backward_expert(layer.desc(), layer.call(), layer.plan(), dy, e);
+    auto const cut =
+        oracle::backward_neurons(layer.desc(), layer.call(), layer.plan(), dy, e, some);
+    if (cut.down.bias.empty()) continue;  // an expert without rows
+    index_t const parts = std::ssize(cut.gate_up.bias) / count;
+    auto const rows_of = [&](std::vector<double> const& whole, index_t cols) {
+      std::vector<double> chosen;
+      for (index_t part = 0; part < parts; ++part) {
+        for (index_t const neuron : some) {
+          auto const row = whole.begin() + (part * inter + neuron) * cols;
+          chosen.insert(chosen.end(), row, row + cols);
+        }
+      }
+      return chosen;
+    };
+    auto const cols_of = [&](std::vector<double> const& whole) {
+      std::vector<double> chosen;
+      for (index_t row = 0; row < std::ssize(whole) / inter; ++row) {
+        for (index_t const neuron : some) chosen.push_back(whole[place(row * inter + neuron)]);
+      }
+      return chosen;
+    };
+    using testing::DoubleNear;
+    using testing::Pointwise;
+    EXPECT_THAT(cut.gate_up.weights,
+                Pointwise(DoubleNear(1e-12), rows_of(all.gate_up.weights, hidden)));
+    EXPECT_THAT(cut.gate_up.bias, Pointwise(DoubleNear(1e-12), rows_of(all.gate_up.bias, 1)));
+    EXPECT_THAT(cut.gate_up.lora_b,
+                Pointwise(DoubleNear(1e-12), rows_of(all.gate_up.lora_b, rank)));
+    EXPECT_THAT(cut.down.weights, Pointwise(DoubleNear(1e-12), cols_of(all.down.weights)));
+    EXPECT_THAT(cut.down.bias, Pointwise(DoubleNear(1e-12), all.down.bias));
+    EXPECT_THAT(cut.down.lora_a, Pointwise(DoubleNear(1e-12), cols_of(all.down.lora_a)));
+    EXPECT_TRUE(cut.gate_up.lora_a.empty() && cut.down.lora_b.empty());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     all, oracle_layer_gradient,
     testing::Combine(testing::Values(activation::silu_glu, activation::gelu_glu,
