@@ -104,8 +104,9 @@ void print_layers(check_report const& report) {
   if (left_out > 0) fmt::print("... and {} more\n", left_out);
 }
 
-void print_text(std::string const& folder, check_report const& report, double seconds) {
-  print_totals(folder, report, seconds);
+void print_text(check_verb_options const& options, check_report const& report, double seconds) {
+  if (!options.part.whole()) row("limited to", to_string(options.part));
+  print_totals(options.folder, report, seconds);
   print_findings(report);
   print_layers(report);
   fmt::print("\n{}: {} errors, {} warnings, {} notes\n", report.ok() ? "ok" : "FAIL",
@@ -113,10 +114,11 @@ void print_text(std::string const& folder, check_report const& report, double se
              report.count(finding_level::note));
 }
 
-void print_json(std::string const& folder, check_report const& report, double seconds) {
+void print_json(check_verb_options const& options, check_report const& report, double seconds) {
   json object;
-  object["checkpoint"] = folder;
+  object["checkpoint"] = options.folder;
   object["seconds"] = seconds;
+  if (!options.part.whole()) object["limited_to"] = to_string(options.part);
   object.update(to_json(report));
   fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));
 }
@@ -134,18 +136,19 @@ exit_code check(check_verb_options const& options) {
   {
     constexpr index_t unit = 1'000'000;
     progress_bar bar("check", "MB", options.progress);
-    report = moe64::check(reader, {}, cpu_stream(&pool), [&](index_t done, index_t total) {
-      watch.check();
-      bar.update(done / unit, total / unit);
-    });
+    report = moe64::check(reader, {true, options.part}, cpu_stream(&pool),
+                          [&](index_t done, index_t total) {
+                            watch.check();
+                            bar.update(done / unit, total / unit);
+                          });
   }
   double const seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   // The findings took long to get: one place that fails does not keep them from the other.
   std::exception_ptr not_printed;
   try {
-    options.json ? print_json(options.folder, report, seconds)
-                 : print_text(options.folder, report, seconds);
+    options.json ? print_json(options, report, seconds)
+                 : print_text(options, report, seconds);
     flush_output();
   } catch (...) {
     not_printed = std::current_exception();

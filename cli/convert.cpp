@@ -52,8 +52,10 @@ void print_text(convert_options_asked const& asked, convert_report const& report
   row("coverage", fmt::format("{} tensors: {} converted, {} copied, {} consumed, {} dropped",
                               report.tensors.size(), report.converted, report.copied,
                               report.consumed, report.dropped));
-  for (tensor_fate const fate : {tensor_fate::consumed, tensor_fate::dropped}) {
+  for (tensor_fate const fate :
+       {tensor_fate::copied, tensor_fate::consumed, tensor_fate::dropped}) {
     for (auto const& [reason, count] : reasons_of(report, fate)) {
+      if (reason.empty()) continue;
       row("", fmt::format("{} {}: {}", count, name(fate), reason));
     }
   }

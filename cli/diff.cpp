@@ -39,6 +39,7 @@ void print_text(diff_options_asked const& asked, diff_report const& report) {
     counts +=
         fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, name(static_cast<diff_state>(i)));
   }
+  if (!asked.what.part.whole()) fmt::print("limited to {}\n", to_string(asked.what.part));
   fmt::print("{}: {}\n", report.same ? "same" : "DIFFERENT", counts.empty() ? "nothing" : counts);
   if (report.numbers > 0) {
     fmt::print("{} of {} compared numbers differ, by at most {} ({} of the larger one)\n",
@@ -61,6 +62,7 @@ void print_json(diff_options_asked const& asked, diff_report const& report) {
   object["different"] = report.different;
   object["max_abs"] = report.max_abs;  // infinity becomes null
   object["max_rel"] = report.max_rel;
+  object["limited_to"] = to_string(asked.what.part);
   object["tensors"] = json::array();
   for (tensor_difference const& entry : report.tensors) {
     object["tensors"].push_back({{"tensor", entry.tensor},

@@ -83,6 +83,7 @@ Examples:
   moe64 check ~/models/GLM-4.7-Flash-FP8
   moe64 check DIR --report check.html     a page with a heat map, for any browser
   moe64 check DIR --json | jq '.rules'
+  moe64 check DIR --layers 3-5            some layers alone
 
 )") + exit_codes;
 }
@@ -93,6 +94,7 @@ Writes the checkpoint to OUT with every quantised module, expert or not, as:
   bf16, f16   numbers without scales
   fp8-block   e4m3, an f32 scale per 128x128 block (weight_scale_inv)
   fp8-row     e4m3, an f32 scale per output (weight_scale, compressed-tensors)
+  same        what they are: only the files change (--shard-size)
 Other tensors and side files are copied, config.json and the index are written
 anew. In a checkpoint that is not quantised the fp8 targets quantise the routed
 experts. Nothing stands under its name before it is whole; run the same command
@@ -106,6 +108,7 @@ Examples:
   moe64 convert DIR OUT --to bf16 --dry-run      files, bytes, time; writes nothing
   moe64 convert DIR OUT --to fp8-block --memory 2GiB --shard-size 10GB
   moe64 convert DIR OUT --to bf16 --assume block=128x128 --json
+  moe64 convert DIR OUT --to same --shard-size 2GB
 
 )") + exit_codes;
 }
@@ -116,7 +119,8 @@ Compares two checkpoints tensor by tensor: bytes first, then numbers after
 dequantising. A weight is found whatever its name, type and layout: an expert of
 a fused stack corresponds to the same expert on its own, fp8 to bf16. Prints
 what is not identical. Exit code 1 when something differs by more than
---tolerance, or is only in one of them (but for scales of activations, marked *).
+--tolerance, or is only in one of them (but for scales of activations, marked *),
+or when the configs differ in more than how weights are stored (marked *).
 
 Examples:
   moe64 diff DIR-FP8 DIR-BF16 --tolerance 0.004

@@ -74,21 +74,35 @@ void add_checkpoint(CLI::App* verb, folder_options* options) {
   verb->add_flag("--json", options->json, "One JSON object");
 }
 
+void add_part(CLI::App* verb, checkpoint_part* part, char const* layers, char const* shards) {
+  verb->add_option_function<std::string>(
+          "--layers",
+          [=](std::string const& text) { part->layers = parse_ranges(text, "--layers"); }, layers)
+      ->type_name("LIST");
+  verb->add_option_function<std::string>(
+          "--shards",
+          [=](std::string const& text) { part->shards = parse_ranges(text, "--shards"); }, shards)
+      ->type_name("LIST");
+}
+
 void add_convert(CLI::App* verb, convert_options_asked* asked) {
   add_checkpoint(verb, asked);
   verb->add_option("OUT", asked->out, "The folder to write to: new, empty, or begun before")
       ->required();
   constexpr std::array targets = {convert_target::bf16, convert_target::f16,
-                                  convert_target::fp8_block, convert_target::fp8_row};
+                                  convert_target::fp8_block, convert_target::fp8_row,
+                                  convert_target::same};
   std::vector<std::string> words;
   for (convert_target const target : targets) words.emplace_back(name(target));
   add_word(
       verb, "--to", words, [=](std::size_t i) { asked->what.to = targets[i]; },
-      "What quantised weights become")
+      "What quantised weights become; same: stay")
       ->required();
   add_bytes(verb, "--memory", &asked->what.memory_bytes, "Memory for buffers (default 512MiB)");
   add_bytes(verb, "--shard-size", &asked->what.shard_bytes,
             "Tensors of one file; a larger tensor is alone (default 5GB)");
+  add_part(verb, &asked->what.part, "Write no more than these layers, such as 0-5,9",
+           "Write no more than the tensors of these files of DIR, counted from 1");
   verb->add_flag("--unsound", asked->what.unsound,
                  "Convert what is understood of a checkpoint that is not sound");
   verb->add_option("--coverage", asked->coverage, "Write what became of every tensor to a file")
@@ -108,6 +122,8 @@ void add_diff(CLI::App* verb, diff_options_asked* asked) {
       ->type_name("SHARE");
   verb->add_flag("--bitwise", asked->what.bitwise,
                  "Equal numbers that are stored differently count as different");
+  add_part(verb, &asked->what.part, "Compare no more than these layers, such as 0-5,9",
+           "Compare no more than these files of DIR, counted from 1");
   add_count(verb, "--shown", &asked->shown, {}, "Tensors that are listed (default 40)");
   add_threads(verb, &asked->threads);
   add_progress(verb, &asked->progress);
@@ -150,6 +166,8 @@ exit_code run_tool(std::vector<std::string> const& words) {
       ->add_option("--report", check_asked.report,
                    "Also write one HTML page with a heat map of layers and experts")
       ->type_name("FILE");
+  add_part(check_verb, &check_asked.part, "Read no more than these layers, such as 0-5,9",
+           "Read no more than these files, counted from 1 in order of their names");
   check_verb->footer(help::check());
 
   convert_options_asked convert_asked;

@@ -68,6 +68,7 @@ struct run_options : folder_options {
 
 struct check_verb_options : folder_options {
   std::string report;  ///< a page to write; empty: none
+  checkpoint_part part;
 };
 
 struct convert_options_asked : folder_options {

@@ -4,6 +4,7 @@
 #include "moe64/device.hpp"
 #include "moe64/export.hpp"
 #include "moe64/index.hpp"
+#include "moe64/part.hpp"
 
 #include <string>
 #include <vector>
@@ -12,6 +13,8 @@ namespace moe64 {
 
 struct check_options {
   bool values = true;  ///< read the tensors; otherwise only what opening found is reported
+  /// Read no more than this. What opening finds is reported of the whole checkpoint.
+  checkpoint_part part = {};
 };
 
 /// What the numbers of one matrix are like: of one expert, or of all experts of a projection.

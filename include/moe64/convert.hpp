@@ -4,6 +4,7 @@
 #include "moe64/device.hpp"
 #include "moe64/export.hpp"
 #include "moe64/index.hpp"
+#include "moe64/part.hpp"
 
 #include <cstdint>
 #include <string>
@@ -18,8 +19,9 @@ enum class convert_target : std::uint8_t {
   f16 = 1,
   fp8_block = 2,  ///< e4m3, one f32 scale per 128x128: `weight_scale_inv`, quant_method fp8
   fp8_row = 3,    ///< e4m3, one scale per output: `weight_scale`, compressed-tensors
+  same = 4,       ///< what they are: every tensor is copied into files of another size
 };
-/// "bf16", "f16", "fp8-block", "fp8-row".
+/// "bf16", "f16", "fp8-block", "fp8-row", "same".
 [[nodiscard]] MOE64_API std::string_view name(convert_target target) noexcept;
 
 struct convert_options {
@@ -29,6 +31,8 @@ struct convert_options {
   /// Convert what is understood of a checkpoint that is not sound. The rest is copied as stored,
   /// and each error is an anomaly.
   bool unsound = false;
+  /// Write no more than this: the result is a part of a checkpoint, with the configs of the whole.
+  checkpoint_part part = {};
 };
 
 /// What became of a tensor of the input.
@@ -43,7 +47,8 @@ enum class tensor_fate : std::uint8_t {
 struct tensor_account {
   std::string tensor;  ///< as the file spells it: escape it before printing
   tensor_fate fate = tensor_fate::copied;
-  std::string_view reason;  ///< of a dropped or consumed one
+  std::string_view reason;  ///< of a dropped or consumed one, and of a copied one that is not what
+                            ///< the target is called; empty: none
 };
 
 struct convert_report {
@@ -101,7 +106,9 @@ struct convert_preview {
 
 /// Writes the checkpoint to the folder `out` with every quantised module, expert or not, in the
 /// target's format and everything else as it is: docs/checkpoints.md says how tensors are named.
-/// In a checkpoint without any quantised module the fp8 targets quantise the routed experts.
+/// In a checkpoint without any quantised module the fp8 targets quantise the routed experts. With
+/// bf16 and f16 the other of the two becomes the target too, and f32 where there are
+/// no numbers of fewer bits; other f32 and f64 stay, with a reason.
 ///
 /// Nothing stands under its final name in `out` before it is whole, permanent and read back; the
 /// index and config.json come last. A job that was stopped goes on where it was: shards that are

@@ -4,6 +4,7 @@
 #include "moe64/device.hpp"
 #include "moe64/export.hpp"
 #include "moe64/index.hpp"
+#include "moe64/part.hpp"
 
 #include <array>
 #include <cstdint>
@@ -31,6 +32,8 @@ struct diff_options {
   /// tensor in the first checkpoint. 0: when they are not equal.
   double tolerance = 0.0;
   bool bitwise = false;  ///< stored differently counts as different
+  /// Compare no more than this: layers of both, files of the first and what corresponds to them.
+  checkpoint_part part = {};
 };
 
 /// One weight (of one expert) or tensor that is not identical.

@@ -2,6 +2,7 @@
 
 #include "checkpoint/check_findings.hpp"
 #include "checkpoint/opened.hpp"
+#include "checkpoint/part.hpp"
 
 #include <algorithm>
 
@@ -48,6 +49,7 @@ namespace checkpoint {
 check_report check_opened(checkpoint_reader::state const& opened, check_options const& options,
                           stream where, progress_report const& progress) {
   require_cpu(where, "check");
+  require_present(options.part, opened.files, "check");
   resolved_checkpoint const& resolved = opened.resolved;
   check_report report;
   check_totals& totals = report.totals;
@@ -63,7 +65,7 @@ check_report check_opened(checkpoint_reader::state const& opened, check_options 
 
   diagnostics found = resolved.found;
   if (options.values) {
-    scan_plan const plan = plan_scan(opened.files, resolved);
+    scan_plan const plan = plan_scan(opened.files, resolved, options.part);
     progress_counter counter(progress, plan.total_bytes);
     auto const results = run_scan(opened.files, plan, where, counter);
     counter.finish();

@@ -6,6 +6,7 @@
 #include "checkpoint/convert_estimate.hpp"
 #include "checkpoint/convert_files.hpp"
 #include "checkpoint/convert_index.hpp"
+#include "checkpoint/part.hpp"
 #include "checkpoint/quoted.hpp"
 #include "core/fail.hpp"
 #include "moe64/version.hpp"
@@ -81,6 +82,7 @@ class conversion {
  private:
   void check_arguments() const {
     require_cpu(where_, "convert");
+    require_present(options_.part, files_, "convert");
     if (options_.memory_bytes < 1 || options_.shard_bytes < 1) {
       fail(errc::invalid_argument, "[convert] memory of {} bytes and shards of {} bytes",
            options_.memory_bytes, options_.shard_bytes);
@@ -100,12 +102,22 @@ class conversion {
   void prepare() {
     plan_ = plan_conversion(files_, from_.resolved, options_);
     configs_ = convert_configs(files_, plan_);
-    if (from_.resolved.sound()) require_readable(plan_, configs_, from_.resolved.assumed);
+    // a part need not be a checkpoint by itself, and what is copied is read as it was
+    bool const whole = options_.part.whole();
+    bool const remade = whole && options_.to != convert_target::same;
+    if (from_.resolved.sound() && remade) {
+      require_readable(plan_, configs_, from_.resolved.assumed);
+    }
     for (diagnostic const& found : from_.resolved.found.kept()) {
       if (found.level == severity::error) report_.anomalies.push_back(found.text);
     }
-    if (plan_.converted_modules == 0) {
+    if (plan_.converted_modules == 0 && plan_.recast_tensors == 0 &&
+        options_.to != convert_target::same) {
       report_.notes.emplace_back("no module is quantised: everything is copied as it is");
+    }
+    if (!whole) {
+      report_.notes.push_back(
+          fmt::format("a part of the checkpoint: {}", to_string(options_.part)));
     }
     identity_ = identity_of(files_, options_, from_.resolved.assumed, plan_);
     metadata_ = {{"format", "pt"},
@@ -154,7 +166,7 @@ class conversion {
            error_text(-result));
     }
     if (status.kind != file_kind::folder) return;
-    side_files_ = side_files_of(environment_.files, folder, report_.notes);
+    side_files_ = side_files_of(environment_.files, files_, report_.notes);
     if (files_.hf_quant_config() != nullptr) {
       if (plan_.converted_modules > 0) {
         report_.notes.emplace_back("hf_quant_config.json was left out: it is no longer true");
@@ -335,7 +347,7 @@ convert_report convert_files(checkpoint_reader::state const& from, std::string c
 }  // namespace checkpoint
 
 std::string_view name(convert_target target) noexcept {
-  constexpr std::array<std::string_view, 4> names = {"bf16", "f16", "fp8-block", "fp8-row"};
+  constexpr std::array<std::string_view, 5> names = {"bf16", "f16", "fp8-block", "fp8-row", "same"};
   auto const i = static_cast<std::size_t>(target);
   return i < names.size() ? names[i] : "unknown";
 }

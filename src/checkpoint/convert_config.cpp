@@ -82,6 +82,8 @@ std::string edit_config(json_value const& config, conversion_plan const& plan) {
   for (json_value const* const object : config_objects(config)) {
     for (json_value const& member : *object) {
       std::string_view const key = member.key();
+      bool const of_type = key == "torch_dtype" || key == "dtype";
+      if (plan.converted_modules == 0 && !of_type) continue;  // what is declared is still true
       if (key == "quantization_config" || key == "compression_config") {
         bool const replaced = fp8 && !declared && key == "quantization_config";
         edits.push_back({&member, replaced ? declaration(plan) : std::string()});
@@ -90,7 +92,7 @@ std::string edit_config(json_value const& config, conversion_plan const& plan) {
         edits.push_back({&member, fp8 ? "\"fp8\"" : ""});
       } else if (key == "routed_experts_quant_method" || key == "scale_fmt") {
         edits.push_back({&member, ""});
-      } else if (!fp8 && (key == "torch_dtype" || key == "dtype") && member.is(json_kind::text)) {
+      } else if (!fp8 && of_type && member.is(json_kind::text)) {
         bool const bf16 = plan.to == convert_target::bf16;
         edits.push_back({&member, bf16 ? "\"bfloat16\"" : "\"float16\""});
       }
@@ -126,12 +128,13 @@ assumptions still_true(std::vector<std::string> const& assumed) {
 
 converted_configs convert_configs(folder const& files, conversion_plan const& plan) {
   converted_configs result;
-  bool const changed = plan.converted_modules > 0;
+  bool const declares = plan.converted_modules > 0;
+  bool const changed = declares || plan.recast_tensors > 0;
   if (files.config() != nullptr) {
     result.config = changed ? edit_config(*files.config(), plan) : edited(*files.config(), {}, {});
   }
   if (files.params() != nullptr) {
-    result.params = changed ? edit_params(*files.params()) : edited(*files.params(), {}, {});
+    result.params = declares ? edit_params(*files.params()) : edited(*files.params(), {}, {});
   }
   return result;
 }

@@ -29,9 +29,9 @@ struct convert_environment {
                                             stream where, convert_environment const& environment);
 
 /// Files of the source folder that belong to no tensor: tokenizer, templates, licences. Weights in
-/// other formats, hidden files and folders stay behind; `notes` says so.
-[[nodiscard]] std::vector<std::string> side_files_of(file_system const& files,
-                                                     std::string const& folder,
+/// other formats or outside of the checkpoint, hidden files and folders stay behind; `notes` says
+/// so.
+[[nodiscard]] std::vector<std::string> side_files_of(file_system const& files, folder const& source,
                                                      std::vector<std::string>& notes);
 
 /// Where a side file goes.

@@ -134,6 +134,7 @@ conversion_identity identity_of(folder const& files, convert_options const& opti
   identity.library = library_text();
   std::string settings =
       fmt::format("{} {} {}", name(options.to), options.shard_bytes, options.unsound);
+  if (!options.part.whole()) settings += " " + to_string(options.part);
   for (std::string const& text : assumed) settings += "\n" + text;
   identity.options = text_sum(settings);
   std::string inputs;

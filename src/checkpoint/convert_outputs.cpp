@@ -5,10 +5,6 @@
 namespace moe64::checkpoint {
 namespace {
 
-file_dtype float_type(convert_target target) {
-  return target == convert_target::bf16 ? file_dtype::bf16 : file_dtype::f16;
-}
-
 file_dtype file_type(dtype scale) {
   return scale == dtype::e8m0 ? file_dtype::f8_e8m0 : file_dtype::f32;
 }
@@ -114,6 +110,10 @@ std::vector<planned_output> relabelled(weight_module const& weight, conversion_p
 }
 
 }  // namespace
+
+file_dtype float_type(convert_target target) {
+  return target == convert_target::bf16 ? file_dtype::bf16 : file_dtype::f16;
+}
 
 bool has_target_format(weight_module const& weight, convert_target target) {
   module_format const& format = weight.format;

@@ -20,6 +20,9 @@ struct planned_output {
                                                      stored_matrices const& matrices,
                                                      conversion_plan const& plan);
 
+/// What numbers without scales become: bf16 or f16.
+[[nodiscard]] file_dtype float_type(convert_target target);
+
 /// The codes of the module are those of the target already.
 [[nodiscard]] bool has_target_format(weight_module const& weight, convert_target target);
 

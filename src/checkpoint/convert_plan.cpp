@@ -1,6 +1,7 @@
 #include "checkpoint/convert_plan.hpp"
 
 #include "checkpoint/convert_outputs.hpp"
+#include "checkpoint/part.hpp"
 #include "checkpoint/quoted.hpp"
 #include "core/fail.hpp"
 
@@ -15,6 +16,8 @@ namespace {
 
 constexpr std::string_view scale_reason = "its numbers are part of the converted weight";
 constexpr std::string_view shape_reason = "the converted weight has this shape";
+constexpr std::string_view wide_reason = "it has more bits than the target, and keeps them";
+constexpr std::string_view part_reason = "it is not in the part that was asked for";
 constexpr std::string_view activation_reason =
     "a scale of activations, which the target does not have";
 
@@ -44,9 +47,17 @@ class planner {
         plan_.scale_type = dtype::e8m0;
       }
     }
+    bool const same = options_.to == convert_target::same;
     for (weight_module const& weight : weights_) {
+      if (!includes(options_.part, *weight.values)) {
+        leave_out(weight);
+        continue;
+      }
+      kept_.insert({weight.values, weight.scales, weight.global, shape_tensor(weight)});
+      if (same) continue;
       if (weight.quantised() || (is_fp8(options_.to) && !any_quantised)) convert(weight);
     }
+    f32_too_ = f32_is_all();
     for (tensor_entry const& tensor : files_.tensors()) account(tensor);
     cut_shards();
     return std::move(plan_);
@@ -61,6 +72,18 @@ class planner {
   }
   [[nodiscard]] tensor_fate fate_of(tensor_entry const& tensor) const {
     return plan_.fates[static_cast<std::size_t>(&tensor - files_.tensors().data())];
+  }
+
+  [[nodiscard]] tensor_entry const* shape_tensor(weight_module const& weight) const {
+    if (weight.weight_shape != nullptr) return weight.weight_shape;
+    return files_.find(std::string(weight.module) + ".weight_shape");
+  }
+
+  void leave_out(weight_module const& weight) {
+    for (tensor_entry const* const part :
+         {weight.values, weight.scales, weight.global, shape_tensor(weight)}) {
+      set_fate(part, tensor_fate::dropped, part_reason);
+    }
   }
 
   void convert(weight_module const& weight) {
@@ -80,8 +103,7 @@ class planner {
 
   /// A `weight_shape` that says something else than the config: one of them is wrong.
   void check_shape(weight_module const& weight) const {
-    tensor_entry const* shape = weight.weight_shape;
-    if (shape == nullptr) shape = files_.find(std::string(weight.module) + ".weight_shape");
+    tensor_entry const* const shape = shape_tensor(weight);
     bool const whole = shape != nullptr && shape->shape.size() == 1 && shape->shape[0] == 2;
     if (weight.format.values != value_codec::int4x8 || !whole) return;
     std::array<std::int64_t, 2> stated = {};
@@ -102,6 +124,11 @@ class planner {
 
   void account(tensor_entry const& tensor) {
     if (fate_of(tensor) != tensor_fate::copied) return;
+    // of a module that stays together, whatever file its scales are in
+    if (!includes(options_.part, tensor) && !kept_.contains(&tensor)) {
+      set_fate(&tensor, tensor_fate::dropped, part_reason);
+      return;
+    }
     auto const key = match_key(tensor.name);
     dense_key const dense = match_dense_key(tensor.name);
     tensor_part const part = key ? key->part : dense.part;
@@ -119,9 +146,39 @@ class planner {
     output.tensors.push_back(
         {std::string(tensor.name), tensor.type, {tensor.shape.begin(), tensor.shape.end()}});
     output.job.from = &tensor;
+    if (options_.to == convert_target::bf16 || options_.to == convert_target::f16) {
+      recast(tensor, output);
+    }
     placed_.push_back({tensor.shard, tensor.begin, std::move(output)});
     bool const weight = part == tensor_part::weight && is_plain(tensor.type);
     if (weight && (key || tensor.shape.size() == 2)) list_plain(key, module);
+  }
+
+  /// Beside numbers of fewer bits, f32 is there for a reason: router biases, norms.
+  [[nodiscard]] bool f32_is_all() const {
+    return std::none_of(weights_.begin(), weights_.end(),
+                        [](weight_module const& weight) { return weight.quantised(); }) &&
+           std::none_of(files_.tensors().begin(), files_.tensors().end(),
+                        [](tensor_entry const& tensor) { return is_half(tensor.type); });
+  }
+
+  static bool is_half(file_dtype type) {
+    return type == file_dtype::bf16 || type == file_dtype::f16;
+  }
+
+  /// A plain tensor of the other 16 bits becomes the target too; what has more bits does not,
+  /// unless everything has.
+  void recast(tensor_entry const& tensor, planned_output& output) {
+    file_dtype const wanted = float_type(options_.to);
+    if (tensor.type == wanted) return;
+    if (is_half(tensor.type) || (tensor.type == file_dtype::f32 && f32_too_)) {
+      output.job.kind = job_kind::recast;
+      output.tensors.front().type = wanted;
+      set_fate(&tensor, tensor_fate::converted);
+      ++plan_.recast_tensors;
+    } else if (tensor.type == file_dtype::f32 || tensor.type == file_dtype::f64) {
+      set_fate(&tensor, tensor_fate::copied, wide_reason);
+    }
   }
 
   void list_plain(std::optional<tensor_key> const& key, std::string_view module) {
@@ -177,6 +234,8 @@ class planner {
   folder const& files_;
   convert_options const& options_;
   std::vector<weight_module> weights_;
+  bool f32_too_ = false;
+  std::unordered_set<tensor_entry const*> kept_;
   std::unordered_set<std::string_view> modules_;
   std::unordered_set<std::string_view> listed_;
   std::vector<placed_output> placed_;

@@ -15,6 +15,7 @@ namespace moe64::checkpoint {
 enum class job_kind : std::uint8_t {
   copy,     ///< bytes of `from`
   numbers,  ///< scales of `from` as f32, exactly
+  recast,   ///< bf16, f16 or f32 of `from` as bf16 or f16
   widen,    ///< matrices as bf16 or f16
   quantise  ///< matrices as e4m3 with scales
 };
@@ -53,6 +54,7 @@ struct conversion_plan {
   std::vector<std::string_view> reasons;
   std::vector<std::string> plain_modules;  ///< weights that stay as they are, as configs list them
   index_t converted_modules = 0;
+  index_t recast_tensors = 0;  ///< plain ones that take the target's type
   index_t quantised_outputs = 0;
 };
 

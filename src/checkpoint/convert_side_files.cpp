@@ -28,10 +28,19 @@ bool is_described(std::string_view name) {
          name.ends_with(".safetensors.index.json") || name.ends_with(".bin.index.json");
 }
 
+bool is_shard(folder const& source, std::string_view name) {
+  return std::any_of(source.shards().begin(), source.shards().end(),
+                     [&](shard const& file) { return file.name == name; });
+}
+
+/// What an earlier conversion has left beside its output.
+bool is_own(std::string_view name) { return name.starts_with(".moe64"); }
+
 }  // namespace
 
-std::vector<std::string> side_files_of(file_system const& files, std::string const& folder,
+std::vector<std::string> side_files_of(file_system const& files, folder const& source,
                                        std::vector<std::string>& notes) {
+  std::string const folder = source.path().string();
   std::vector<std::string> names;
   if (int const result = files.list_folder(folder, names); result < 0) {
     fail(errc::io_failure, "[convert] {}: listing the folder: {}", escaped_path(folder),
@@ -40,9 +49,14 @@ std::vector<std::string> side_files_of(file_system const& files, std::string con
   std::sort(names.begin(), names.end());
   std::vector<std::string> kept;
   for (std::string const& name : names) {
-    if (is_described(name) || name.ends_with(".safetensors") || name.starts_with(".")) continue;
+    if (is_described(name) || is_shard(source, name) || is_own(name)) continue;
     file_status status;
-    if (has_weights(name) || !file_name_problem(partial_name(name)).empty()) {
+    if (name.ends_with(".safetensors")) {
+      notes.push_back(
+          fmt::format("{} was not copied: it is not part of the checkpoint", quoted(name)));
+    } else if (name.starts_with(".")) {
+      notes.push_back(fmt::format("{} was not copied: it is hidden", quoted(name)));
+    } else if (has_weights(name) || !file_name_problem(partial_name(name)).empty()) {
       notes.push_back(fmt::format("{} was not copied", quoted(name)));
     } else if (files.path_status(folder + "/" + name, true, status) < 0 ||
                status.kind != file_kind::regular) {

@@ -74,13 +74,18 @@ index_t scratch_rows(conversion_job const& job, tile const& piece) {
   return (piece.end - piece.begin - 1) * job.step + 1;
 }
 
+/// Of elements [begin, end) of a tensor.
+index_t stored_bytes(conversion_job const& job, tile const& piece) {
+  return (piece.end - piece.begin) * bits(job.from->type) / 8;
+}
+
 tile_memory memory_of(conversion_job const& job, tile const& piece) {
   tile_memory memory;
   memory.out = piece.values_bytes;
   memory.out_scales = piece.scales_bytes;
   if (job.kind == job_kind::copy) return memory;
-  if (job.kind == job_kind::numbers) {
-    memory.values = piece.values_bytes;
+  if (job.kind == job_kind::numbers || job.kind == job_kind::recast) {
+    memory.values = std::max(piece.values_bytes, stored_bytes(job, piece));
     return memory;
   }
   region_bytes const stored =
@@ -144,6 +149,24 @@ void write_numbers(file_dtype type, std::span<std::byte const> from, std::span<s
   }
 }
 
+template <class From, class To>
+void recast_each(std::span<std::byte const> from, std::span<std::byte> out) {
+  auto const count = static_cast<index_t>(out.size() / 2);
+  for (index_t i = 0; i < count; ++i) To::set(out.data(), i, From::get(from.data(), i));
+}
+
+void recast_numbers(file_dtype type, std::span<std::byte const> from, convert_target to,
+                    std::span<std::byte> out) {
+  bool const wide = type == file_dtype::f32;
+  if (to == convert_target::bf16) {
+    wide ? recast_each<f32_number, bf16_number>(from, out)
+         : recast_each<f16_number, bf16_number>(from, out);
+  } else {
+    wide ? recast_each<f32_number, f16_number>(from, out)
+         : recast_each<bf16_number, f16_number>(from, out);
+  }
+}
+
 }  // namespace
 
 stored_region region_of(conversion_job const& job, index_t slice, index_t begin, index_t end) {
@@ -161,6 +184,8 @@ void for_each_tile(planned_shard const& shard, conversion_plan const& plan,
     piece.job = static_cast<index_t>(i);
     if (job.kind == job_kind::copy) {
       cut_bytes(job.from->bytes, 1, piece, visit);
+    } else if (job.kind == job_kind::recast) {
+      cut_bytes(job.from->bytes * 8 / bits(job.from->type), 2, piece, visit);
     } else if (job.kind == job_kind::numbers) {
       cut_bytes(job.from->bytes * 8 / bits(job.from->type), 4, piece, visit);
     } else {
@@ -204,6 +229,13 @@ tile_worker::result tile_worker::run(conversion_job const& job, tile const& piec
       files_.read(*job.from, piece.begin * width, stored);
       write_numbers(job.from->type, stored, out);
       done.counts = count_scales(out, dtype::f32);
+      break;
+    }
+    case job_kind::recast: {
+      auto const stored = values_.first(stored_bytes(job, piece));
+      files_.read(*job.from, piece.begin * bits(job.from->type) / 8, stored);
+      recast_numbers(job.from->type, stored, plan_.to, out);
+      done.counts = count_numbers(out, plan_.to);
       break;
     }
     case job_kind::widen:

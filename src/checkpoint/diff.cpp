@@ -98,8 +98,8 @@ class comparison {
         second_(second),
         options_(options),
         where_(where),
-        a_(units_of(first)),
-        b_(units_of(second)),
+        a_(units_of(first, options.part)),
+        b_(units_of(second, {options.part.layers, {}})),
         progress_(progress, bytes_in(first.files) + bytes_in(second.files)) {}
 
   diff_report run() {
@@ -109,7 +109,9 @@ class comparison {
       pairs.push_back({&unit, other == b_.units.end() ? nullptr : &other->second});
     }
     for (auto const& [key, unit] : b_.units) {
-      if (!a_.units.contains(key)) pairs.push_back({nullptr, &unit});
+      // what the first has in other files is not known here
+      if (!options_.part.shards.empty() || a_.units.contains(key)) continue;
+      pairs.push_back({nullptr, &unit});
     }
     std::vector<tensor_difference> found(pairs.size());
     run_tasks(where_, static_cast<index_t>(pairs.size()), [&](index_t i) {
@@ -287,6 +289,7 @@ diff_report diff(checkpoint_reader const& first, checkpoint_reader const& second
   if (!(options.tolerance >= 0.0)) {
     fail(errc::invalid_argument, "[diff] a tolerance of {}", options.tolerance);
   }
+  checkpoint::require_present(options.part, first.internals().files, "diff");
   return checkpoint::comparison(first.internals(), second.internals(), options, where, progress)
       .run();
 }

@@ -9,7 +9,8 @@ namespace {
 
 class side_builder {
  public:
-  explicit side_builder(checkpoint_reader::state const& opened) : opened_(opened) {}
+  side_builder(checkpoint_reader::state const& opened, checkpoint_part const& part)
+      : opened_(opened), part_(part) {}
 
   diff_side build() {
     std::vector<weight_module> const weights = weights_of(opened_.resolved);
@@ -22,10 +23,10 @@ class side_builder {
         auto const* const shape = opened_.files.find(std::string(weight.module) + ".weight_shape");
         if (shape != nullptr) used_.insert(shape);
       }
-      add_weight(weight);
+      if (includes(part_, *weight.values)) add_weight(weight);
     }
     for (tensor_entry const& tensor : opened_.files.tensors()) {
-      if (!used_.contains(&tensor)) add_tensor(tensor);
+      if (!used_.contains(&tensor) && includes(part_, tensor)) add_tensor(tensor);
     }
     return std::move(side_);
   }
@@ -103,12 +104,15 @@ class side_builder {
   }
 
   checkpoint_reader::state const& opened_;
+  checkpoint_part const& part_;
   std::unordered_set<tensor_entry const*> used_;
   diff_side side_;
 };
 
 }  // namespace
 
-diff_side units_of(checkpoint_reader::state const& opened) { return side_builder(opened).build(); }
+diff_side units_of(checkpoint_reader::state const& opened, checkpoint_part const& part) {
+  return side_builder(opened, part).build();
+}
 
 }  // namespace moe64::checkpoint

@@ -2,6 +2,7 @@
 
 #include "checkpoint/convert_plan.hpp"
 #include "checkpoint/opened.hpp"
+#include "checkpoint/part.hpp"
 
 #include <deque>
 #include <map>
@@ -20,11 +21,12 @@ struct diff_unit {
   conversion_job job;
 };
 
-/// Everything in a checkpoint, by a key that does not depend on how it is stored.
+/// Everything in a part of a checkpoint, by a key that does not depend on how it is stored.
 struct diff_side {
   std::deque<stored_matrices> matrices;
   std::map<std::string, diff_unit> units;
 };
-[[nodiscard]] diff_side units_of(checkpoint_reader::state const& opened);
+[[nodiscard]] diff_side units_of(checkpoint_reader::state const& opened,
+                                 checkpoint_part const& part = {});
 
 }  // namespace moe64::checkpoint

@@ -14,14 +14,15 @@ constexpr index_t task_bytes = index_t{16} << 20;       // small bands share a t
 
 class planner {
  public:
-  planner(folder const& files, resolved_checkpoint const& resolved)
-      : files_(files), resolved_(resolved), claimed_(files.tensors().size(), false) {}
+  planner(folder const& files, resolved_checkpoint const& resolved, checkpoint_part const& part)
+      : files_(files), resolved_(resolved), claimed_(files.tensors().size(), false), part_(part) {}
 
   scan_plan plan() {
     for (std::size_t i = 0; i < resolved_.layers.size(); ++i) {
       add_layer(resolved_.layers[i], static_cast<index_t>(i));
     }
     for (dense_entry const& entry : resolved_.dense) {
+      if (leave_out({entry.values, entry.scales, entry.global})) continue;
       scan_item item;
       item.role = scan_role::dense;
       item.values = entry.values;
@@ -49,12 +50,21 @@ class planner {
     return static_cast<std::size_t>(tensor - files_.tensors().data());
   }
 
+  /// A matrix outside of the part; its scales are not looked at on their own then.
+  bool leave_out(expert_source const& source) {
+    if (includes(part_, *source.values)) return false;
+    for (tensor_entry const* const tensor : {source.scales, source.global}) {
+      if (tensor != nullptr) claimed_[position(tensor)] = true;
+    }
+    return true;
+  }
+
   void add_layer(layer_entry const& layer, index_t position) {
     int number = 0;
     for (projection_entry const* const entry : projections_of(layer)) {
       index_t shared = -1;
       for (expert_source const& source : entry->experts) {
-        if (!source.present()) continue;
+        if (!source.present() || leave_out(source)) continue;
         scan_item item;
         item.role = scan_role::expert;
         item.values = source.values;
@@ -153,7 +163,7 @@ class planner {
   }
 
   void add_other(tensor_entry const& tensor) {
-    if (!is_free(&tensor)) return;
+    if (!is_free(&tensor) || !includes(part_, tensor)) return;
     scan_item item;
     item.values = &tensor;
     item.value_bytes = tensor.bytes;
@@ -215,6 +225,7 @@ class planner {
   folder const& files_;
   resolved_checkpoint const& resolved_;
   std::vector<bool> claimed_;
+  checkpoint_part const& part_;
   scan_plan plan_;
 };
 
@@ -225,8 +236,9 @@ std::vector<projection_entry const*> projections_of(layer_entry const& layer) {
   return {&layer.gate, &layer.up, &layer.down};
 }
 
-scan_plan plan_scan(folder const& files, resolved_checkpoint const& resolved) {
-  return planner(files, resolved).plan();
+scan_plan plan_scan(folder const& files, resolved_checkpoint const& resolved,
+                    checkpoint_part const& part) {
+  return planner(files, resolved, part).plan();
 }
 
 }  // namespace moe64::checkpoint

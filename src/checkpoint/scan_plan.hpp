@@ -1,5 +1,6 @@
 #pragma once
 
+#include "checkpoint/part.hpp"
 #include "checkpoint/resolved_checkpoint.hpp"
 #include "checkpoint/storage_grid.hpp"
 #include "checkpoint/value_counts.hpp"
@@ -52,7 +53,7 @@ struct shared_scales {
   bool has_scale = false;
 };
 
-/// Every byte of every tensor once, in the order of the files.
+/// Every byte of every tensor of the part once, in the order of the files.
 struct scan_plan {
   std::vector<scan_item> items;  ///< experts in order, then dense modules, then the others by name
   std::vector<scan_band> bands;  ///< in the order of the files
@@ -62,7 +63,8 @@ struct scan_plan {
   index_t read_bytes = 0;  ///< by the plan
 };
 
-[[nodiscard]] scan_plan plan_scan(folder const& files, resolved_checkpoint const& resolved);
+[[nodiscard]] scan_plan plan_scan(folder const& files, resolved_checkpoint const& resolved,
+                                  checkpoint_part const& part = {});
 
 /// Gate, up and down; of a layer whose gate and up are one tensor, that one and down.
 [[nodiscard]] std::vector<projection_entry const*> projections_of(layer_entry const& layer);
