@@ -13,6 +13,15 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
+void print_configs(diff_report const& report) {
+  std::vector<std::vector<std::string>> rows = {{"config", "key", "A", "B"}};
+  for (config_difference const& entry : report.configs) {
+    rows.push_back({entry.file + (entry.of_storage ? " *" : ""),
+                    entry.key.empty() ? "(the file)" : entry.key, entry.first, entry.second});
+  }
+  if (rows.size() > 1) fmt::print("\n{}\n", table(rows));
+}
+
 void print_text(diff_options_asked const& asked, diff_report const& report) {
   std::vector<std::vector<std::string>> rows = {
       {"state", "A", "B", "differ", "of", "max abs", "max rel", "tensor"}};
@@ -39,6 +48,7 @@ void print_text(diff_options_asked const& asked, diff_report const& report) {
     counts +=
         fmt::format("{}{} {}", counts.empty() ? "" : ", ", count, name(static_cast<diff_state>(i)));
   }
+  print_configs(report);
   if (!asked.what.part.whole()) fmt::print("limited to {}\n", to_string(asked.what.part));
   fmt::print("{}: {}\n", report.same ? "same" : "DIFFERENT", counts.empty() ? "nothing" : counts);
   if (report.numbers > 0) {
@@ -63,6 +73,14 @@ void print_json(diff_options_asked const& asked, diff_report const& report) {
   object["max_abs"] = report.max_abs;  // infinity becomes null
   object["max_rel"] = report.max_rel;
   object["limited_to"] = to_string(asked.what.part);
+  object["configs"] = json::array();
+  for (config_difference const& entry : report.configs) {
+    object["configs"].push_back({{"file", entry.file},
+                                 {"key", entry.key},
+                                 {"a", entry.first},
+                                 {"b", entry.second},
+                                 {"of_storage", entry.of_storage}});
+  }
   object["tensors"] = json::array();
   for (tensor_difference const& entry : report.tensors) {
     object["tensors"].push_back({{"tensor", entry.tensor},

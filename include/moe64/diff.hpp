@@ -50,6 +50,16 @@ struct tensor_difference {
   bool of_activations = false;  ///< a scale of activations on one side: told, but no difference
 };
 
+/// A key of a config that does not say the same in both.
+struct config_difference {
+  std::string file;   ///< "config.json", "params.json", "hf_quant_config.json"
+  std::string key;    ///< "text_config.hidden_size"; empty: the file itself; safe to print
+  std::string first;  ///< the value as JSON, shortened; "absent" where there is none; safe to print
+  std::string second;
+  bool of_storage =
+      false;  ///< says how weights are stored, or who wrote the file, not what they are
+};
+
 struct diff_report {
   std::array<index_t, diff_state_count> counts = {};  ///< by diff_state
   index_t numbers = 0;                                ///< compared after dequantising
@@ -57,6 +67,7 @@ struct diff_report {
   double max_abs = 0.0;
   double max_rel = 0.0;
   std::vector<tensor_difference> tensors;  ///< all that are not identical, by name
+  std::vector<config_difference> configs;  ///< those of storage are no difference unless bitwise
   bool same = true;                        ///< nothing differs beyond what was asked
 };
 

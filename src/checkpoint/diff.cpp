@@ -1,6 +1,7 @@
 #include "moe64/diff.hpp"
 
 #include "checkpoint/convert_tiles.hpp"
+#include "checkpoint/diff_configs.hpp"
 #include "checkpoint/diff_units.hpp"
 #include "checkpoint/parallel_work.hpp"
 
@@ -119,7 +120,12 @@ class comparison {
       found[position] = compare(pairs[position]);
     });
     progress_.finish();
-    return summary(std::move(found));
+    diff_report report = summary(std::move(found));
+    report.configs = config_differences(first_.files, second_.files);
+    for (config_difference const& entry : report.configs) {
+      report.same = report.same && entry.of_storage && !options_.bitwise;
+    }
+    return report;
   }
 
  private:
