@@ -147,8 +147,7 @@ exit_code check(check_verb_options const& options) {
   // The findings took long to get: one place that fails does not keep them from the other.
   std::exception_ptr not_printed;
   try {
-    options.json ? print_json(options, report, seconds)
-                 : print_text(options, report, seconds);
+    options.json ? print_json(options, report, seconds) : print_text(options, report, seconds);
     flush_output();
   } catch (...) {
     not_printed = std::current_exception();

@@ -22,7 +22,9 @@ void report_failure(refusal const& failure, bool as_json) {
   object["error"] = failure.name;
   object["message"] = failure.message;
   object["exit_code"] = static_cast<int>(failure.code);
-  fmt::print("{}\n", object.dump(-1, ' ', true, json::error_handler_t::replace));
+  // not fmt::print, which throws: standard output may be what has failed
+  std::string const line = object.dump(-1, ' ', true, json::error_handler_t::replace) + "\n";
+  std::fputs(line.c_str(), stdout);
 }
 
 }  // namespace moe64::cli

@@ -272,7 +272,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> const words(argv + 1, argv + argc);
   auto const refused = attempt([&] { code = run_tool(words); });
   if (refused.code != exit_code::ok) {
-    report_failure(refused, json_asked(words));
+    report_failure(refused, json_asked(words) && !result_was_sent());
     code = refused.code;
   } else if (auto const why = output_failure(); !why.empty()) {
     fmt::print(stderr, "moe64: {}\n", why);

@@ -9,6 +9,13 @@
 #include <unistd.h>
 
 namespace moe64::cli {
+namespace {
+
+bool sent = false;  // of the process, as standard output is
+
+}  // namespace
+
+bool result_was_sent() noexcept { return sent; }
 
 void occupy_standard_descriptors() {
   for (int const descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
@@ -27,6 +34,7 @@ std::string output_failure() {
 
 void flush_output() {
   if (std::string const why = output_failure(); !why.empty()) throw error(errc::io_failure, why);
+  sent = true;
 }
 
 }  // namespace moe64::cli

@@ -11,6 +11,9 @@ void occupy_standard_descriptors();
 /// Sends what was printed on its way; errc::io_failure when it does not arrive.
 void flush_output();
 
+/// Whether flush_output() has sent a result: a failure after it is not the result.
+[[nodiscard]] bool result_was_sent() noexcept;
+
 /// Why something that was printed, now or earlier, did not arrive; empty when all did.
 [[nodiscard]] std::string output_failure();
 
