@@ -15,6 +15,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers.base import HfQuantizer
 
+from . import families
 from ._adapter_layout import is_wrapper
 from ._torch import keeping_types
 from .checkpoint import inspect, load_experts
@@ -148,6 +149,13 @@ class _Waiting(nn.Module):
 
 
 _loading = threading.local()
+
+
+def is_loading() -> bool:
+    """Whether this thread is inside of from_pretrained."""
+    return getattr(_loading, "active", False)
+
+
 _preprocess_model = HfQuantizer.preprocess_model
 
 
@@ -155,7 +163,7 @@ def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> An
     """HfQuantizer.preprocess_model; inside of from_pretrained also puts a _Waiting where experts will be codes."""
     answer = _preprocess_model(self, model, *args, **kwargs)
     files = kwargs.get("checkpoint_files")
-    if getattr(_loading, "active", False) and files:
+    if is_loading() and files:
         _loading.quantised = True
         folder = os.path.dirname(os.path.abspath(files[0]))
         ignored = []
@@ -196,6 +204,7 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
             _put(model, name, module.path, module.layer, device, module.config)
             if execution_device is not None:
                 _offload(model.get_submodule(name), execution_device)
+    families.tell_unserved(model)
     return answer
 
 

@@ -14,17 +14,15 @@ path)` puts the codes of the checkpoint in place of stacks that were expanded al
 
 from __future__ import annotations
 
-import sys
 from operator import is_
 from typing import Any
 
 import torch
 import transformers as hf
 from torch import nn
-from transformers.activations import ACT2FN, GELUActivation
 from transformers.integrations import finegrained_fp8, moe
 
-from . import lora
+from . import codes, families, lora
 from ._torch import hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
@@ -35,66 +33,17 @@ from .routing import combine, gather, plan
 
 __all__ = ["CodeExperts", "experts_forward", "from_pretrained", "keep_codes", "register", "weights_of"]
 
-NAME = "moe64"
+NAME = families.NAME
 _OLDEST = (5, 7)
 
 
-def _class(module: str, name: str) -> type | None:
-    """A class of Transformers that this version may lack; the module is imported only if somebody else did."""
-    return getattr(sys.modules.get(f"transformers.models.{module}.modeling_{module}"), name, None)
-
-
-def _gate_of(module: nn.Module) -> str:
-    """Which gate function the class of a module has: default, fp8, gptoss, halves, clamped or unknown."""
-    function = getattr(type(module), "_apply_gate", None)
-    if function is moe._default_apply_gate:
-        return "default"
-    if function is finegrained_fp8.FP8Experts._apply_gate:
-        return "fp8"
-    if isinstance(module, CodeExperts):
-        return "codes"
-    for kind, where, name in (("gptoss", "gpt_oss", "GptOssExperts"), ("halves", "minimax_m3_vl", "MiniMaxM3VLExperts"),
-                              ("clamped", "deepseek_v4", "DeepseekV4Experts")):
-        known = _class(where, name)
-        if known is not None and function is getattr(known, "_apply_gate", None):
-            return kind
-    return "unknown"
-
-
-def _function_of(act_fn: object) -> str | None:
-    """silu, gelu, gelu_tanh or relu2, if it is known to be exactly that."""
-    kind = type(act_fn)
-    if kind in (nn.SiLU, type(ACT2FN["silu"])) or act_fn is nn.functional.silu:
-        return "silu"
-    if kind is GELUActivation or (kind is nn.GELU and act_fn.approximate == "none"):  # type: ignore[attr-defined]
-        return "gelu"
-    if kind is type(ACT2FN["gelu_pytorch_tanh"]) or (kind is nn.GELU and act_fn.approximate == "tanh"):  # type: ignore[attr-defined]
-        return "gelu_tanh"
-    return "relu2" if kind is type(ACT2FN["relu2"]) else None
-
-
 def activation_of(module: Any) -> Activation | None:
-    """The activation of an experts module, or None when only the module itself can compute it."""
-    if getattr(module, "has_post_expert_norm", False):
-        return None
-    function = _function_of(getattr(module, "act_fn", None))
-    if not getattr(module, "has_gate", True):
-        return Activation(function) if function in ("silu", "gelu", "relu2") else None
-    gate = _gate_of(module)
-    alpha: Any = getattr(module, "swiglu_alpha", None)
-    limit: Any = getattr(module, "swiglu_limit", None)
-    if gate == "codes":
-        return module.activation
-    if gate == "gptoss":
-        return Activation("gptoss_glu", float(module.alpha), float(module.limit))
-    if gate == "halves" or (gate == "fp8" and alpha is not None):
-        return Activation("gptoss_glu", float(alpha), float(limit))
-    limit = getattr(module, "limit", None)
-    if gate == "clamped" or (gate == "fp8" and limit is not None):
-        return Activation("clamped_silu_glu", limit=float(limit)) if function == "silu" else None
-    if gate in ("default", "fp8"):
-        return Activation(f"{function}_glu") if function in ("silu", "gelu", "gelu_tanh") else None
-    return None
+    """The activation of an experts module, or None when only the module itself can compute it.
+
+        >>> moe64.transformers.activation_of(model.model.layers[3].mlp.experts).kind
+        'silu_glu'
+    """
+    return module.activation if isinstance(module, CodeExperts) else families.activation_of(module)
 
 
 def _matrix(module: nn.Module, name: str, fused: bool) -> "torch.Tensor | Quantized":
@@ -262,6 +211,7 @@ def register() -> None:
                            "later is needed")
     moe.ExpertsInterface.register(NAME, experts_forward)
     finegrained_fp8.FP8ExpertsInterface.register(NAME, experts_forward)
+    families.install(silent=codes.is_loading)
     lora.install()
 
 

@@ -1,0 +1,250 @@
+"""What is known of the experts classes of Transformers: their gates, how they are called, and which are not served.
+
+A gate is known when it is the function of a class in the table below *and* does on trial what the table says, reading
+nothing of its module but what the table names. Every other gate is the module's own to compute.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import Any, Callable
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN, GELUActivation
+from transformers.integrations import finegrained_fp8, moe
+
+from .errors import InvalidArgumentError
+from .formats import Activation
+
+NAME = "moe64"
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """What a gate function reads of its module, by attribute, and what it computes from it."""
+
+    act_fn: bool = False                  # reads act_fn; the others have SiLU written out
+    plain: bool = False                   # act_fn(gate) * up, where no limit is set
+    limit: str = ""                       # silu(min(gate, limit)) * clamp(up, limit)
+    oai: "tuple[str, str] | None" = None  # alpha and limit of gpt-oss' clamped SwiGLU
+    unset: tuple[str, ...] = ()           # what must be None: otherwise the function computes something else
+    interleaved: bool = False
+
+
+# Class whose _apply_gate it is; the first two are not in models of their own.
+_GATES = {
+    "default": _Gate(act_fn=True, plain=True),
+    "fp8": _Gate(act_fn=True, plain=True, limit="limit", oai=("swiglu_alpha", "swiglu_limit"),
+                 unset=("gate_softcap", "up_softcap")),
+    "gpt_oss.GptOssExperts": _Gate(oai=("alpha", "limit"), interleaved=True),
+    "openai_privacy_filter.OpenAIPrivacyFilterExperts": _Gate(oai=("alpha", "limit")),
+    "minimax_m3_vl.MiniMaxM3VLExperts": _Gate(oai=("swiglu_alpha", "swiglu_limit")),
+    "deepseek_v4.DeepseekV4Experts": _Gate(act_fn=True, limit="limit"),
+    "glm5_next.Glm5NextTextExperts": _Gate(limit="swiglu_limit"),
+    "hy_v4.HYV4Experts": _Gate(limit="swiglu_limit"),
+}
+_FUNCTIONS: "dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]]" = {
+    "silu": nn.SiLU, "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh")}
+# Experts whose forward is called as decorated ones are, and does the same, but which lack the decorator.
+_CALLED_ALIKE = ("step3p7.Step3p7Experts",)
+# Experts that are called with a copy of all tokens for each expert, times the router's scores.
+_SORTED = ("llama4.Llama4TextExperts",)
+
+
+def _class(where: str) -> "type | None":
+    """A class of Transformers that this version may lack; its module is imported only if somebody else did."""
+    module, _, name = where.partition(".")
+    return getattr(sys.modules.get(f"transformers.models.{module}.modeling_{module}"), name, None)
+
+
+@torch.compiler.assume_constant_result
+def _gate_of(kind: type) -> str:
+    """The row of the table that a class has its gate from, or ""."""
+    function = getattr(kind, "_apply_gate", None)
+    if function is None:
+        return ""
+    for where in _GATES:
+        owners = {"default": moe._default_apply_gate, "fp8": finegrained_fp8.FP8Experts._apply_gate}
+        known = owners[where] if where in owners else getattr(_class(where), "_apply_gate", None)
+        if function is known:
+            return where
+    return ""
+
+
+class _Unread(Exception):
+    """A gate on trial read what its row does not name."""
+
+
+class _Stand:
+    """Stands for a module while its gate is tried: what is not given is not None, it is an end."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.__dict__.update(given)
+
+    def __getattr__(self, name: str) -> Any:
+        raise _Unread(name)
+
+
+def _expected(kind: str, alpha: float, limit: float, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    if kind == "gptoss_glu":
+        gate = gate.clamp(max=limit)
+        return gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1)
+    if kind == "clamped_silu_glu":
+        gate = gate.clamp(max=limit)
+        return gate * torch.sigmoid(gate) * up.clamp(-limit, limit)
+    return _FUNCTIONS[kind.removesuffix("_glu")]()(gate) * up
+
+
+@lru_cache(maxsize=256)
+def _tried(function: Callable, where: str, name: str, alpha: float, limit: float) -> bool:
+    row = _GATES[where]
+    given: dict[str, Any] = dict.fromkeys(row.unset)
+    if name == "gptoss_glu":
+        assert row.oai is not None
+        given.update(zip(row.oai, (alpha, limit)))
+    else:
+        if row.oai is not None:
+            given[row.oai[0]] = None
+        if row.limit:
+            given[row.limit] = limit if name == "clamped_silu_glu" else None
+        if row.act_fn:
+            given["act_fn"] = _FUNCTIONS["silu" if name == "clamped_silu_glu" else name.removesuffix("_glu")]()
+    with torch.no_grad(), _disable_current_modes():
+        steps = torch.linspace(-4, 4, 33, dtype=torch.float64, device="cpu")
+        steps = torch.cat((steps, steps * min(limit, 1e4))) if name in ("gptoss_glu", "clamped_silu_glu") else steps * 3
+        gate, up = (grid.reshape(-1) for grid in torch.meshgrid(steps, steps.flip(0), indexing="ij"))
+        gate, up = torch.stack((gate, up)), torch.stack((up, gate))  # two rows
+        both = torch.stack((gate, up), -1).flatten(-2) if row.interleaved else torch.cat((gate, up), -1)
+        try:
+            found = function(_Stand(given), both)
+            return torch.allclose(found, _expected(name, alpha, limit, gate, up), rtol=1e-9, atol=1e-12)
+        except Exception:  # whatever a function that is not the one that is known may raise
+            return False
+
+
+@torch.compiler.assume_constant_result
+def _computes(kind: type, where: str, name: str, alpha: float, limit: float) -> bool:
+    """Whether the gate of a class gives `name` when the attributes of its row say so, on numbers."""
+    return _tried(kind._apply_gate, where, name, alpha, limit)  # type: ignore[attr-defined]
+
+
+def function_of(act_fn: object) -> "str | None":
+    """silu, gelu, gelu_tanh or relu2, if it is known to be exactly that."""
+    kind = type(act_fn)
+    if kind in (nn.SiLU, type(ACT2FN["silu"])) or act_fn is nn.functional.silu:
+        return "silu"
+    if kind is GELUActivation or (kind is nn.GELU and act_fn.approximate == "none"):  # type: ignore[attr-defined]
+        return "gelu"
+    if kind is type(ACT2FN["gelu_pytorch_tanh"]) or (kind is nn.GELU and act_fn.approximate == "tanh"):  # type: ignore[attr-defined]
+        return "gelu_tanh"
+    return "relu2" if kind is type(ACT2FN["relu2"]) else None
+
+
+def _limit_of(module: Any, name: str) -> "float | None":
+    """A clamp that is a positive number."""
+    limit = getattr(module, name, None)
+    return float(limit) if isinstance(limit, (int, float)) and 0 < limit < math.inf else None
+
+
+def _stated(module: Any, row: _Gate) -> "Activation | None":
+    """The activation that the attributes of a module state, as its row reads them."""
+    if any(getattr(module, name, None) is not None for name in row.unset):
+        return None
+    if row.oai is not None:
+        alpha = getattr(module, row.oai[0], None)
+        if alpha is not None:
+            if getattr(module, row.oai[1], None) is None:
+                raise InvalidArgumentError(f"[transformers] {type(module).__name__} has {row.oai[0]} {alpha} and "
+                                           f"{row.oai[1]} None: this gate clamps, and its limit is not stated")
+            limit = _limit_of(module, row.oai[1])
+            known = isinstance(alpha, (int, float)) and math.isfinite(alpha) and limit is not None
+            return Activation("gptoss_glu", float(alpha), limit) if known else None  # type: ignore[arg-type]
+    function = function_of(getattr(module, "act_fn", None)) if row.act_fn else "silu"
+    if row.limit and getattr(module, row.limit, None) is not None:
+        limit = _limit_of(module, row.limit)
+        return Activation("clamped_silu_glu", limit=limit) if limit is not None and function == "silu" else None
+    return Activation(f"{function}_glu") if row.plain and function in ("silu", "gelu", "gelu_tanh") else None
+
+
+def activation_of(module: Any) -> "Activation | None":
+    """The activation of an experts module, or None when only the module itself can compute it."""
+    if getattr(module, "has_post_expert_norm", False):
+        return None
+    if not getattr(module, "has_gate", True):
+        function = function_of(getattr(module, "act_fn", None))
+        return Activation(function) if function in ("silu", "gelu", "relu2") else None
+    where = _gate_of(type(module))
+    if where == "" or "_apply_gate" in module.__dict__:
+        return None
+    act = _stated(module, _GATES[where])
+    if act is None or not _computes(type(module), where, act.kind, act.alpha, act.limit):
+        return None
+    return act
+
+
+# ---- how experts are called ---------------------------------------------------------------------
+
+def is_decorated(module: nn.Module) -> bool:
+    """Whether a module asks for an experts implementation: @use_experts_implementation sets these flags."""
+    return hasattr(module, "is_transposed") and hasattr(module, "has_bias")
+
+
+def call_of(module: nn.Module) -> "str | None":
+    """How a module is called: "slots" (tokens, ids, weights), "sorted" (tokens of each expert, weighted), or None when
+    moe64 does not know what its forward does."""
+    if is_decorated(module) or any(type(module) is _class(where) for where in _CALLED_ALIKE):
+        return "slots"
+    if any(type(module) is _class(where) for where in _SORTED) and function_of(getattr(module, "act_fn", None)) == "silu":
+        return "sorted"
+    return None
+
+
+_told: set[type] = set()
+
+
+def tell_unserved(model: nn.Module) -> None:
+    """Warns, once for each class, of experts that no experts implementation reaches."""
+    for module in model.modules():
+        kind = type(module)
+        if not kind.__name__.endswith("Experts") or "Shared" in kind.__name__ or kind.__module__.startswith("moe64."):
+            continue
+        if is_decorated(module) or kind in _told:
+            continue
+        _told.add(kind)
+        warnings.warn(f"[transformers] {kind.__name__} of {type(model).__name__} asks for no experts implementation (it "
+                      f"lacks @use_experts_implementation): its own forward runs, \"{NAME}\" changes nothing there",
+                      stacklevel=4)
+
+
+def install(silent: Callable[[], bool]) -> None:
+    """Makes models that are built for, or set to, "moe64" tell which of their experts it does not reach; `silent` answers
+    whether somebody else will tell."""
+    if hasattr(PreTrainedModel.post_init, "_moe64"):
+        return
+    post_init, set_implementation = PreTrainedModel.post_init, PreTrainedModel.set_experts_implementation
+
+    @wraps(post_init)
+    def _post_init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = post_init(self, *args, **kwargs)
+        if getattr(self.config, "_experts_implementation", None) == NAME and not silent():
+            tell_unserved(self)
+        return answer
+
+    @wraps(set_implementation)
+    def _set_experts_implementation(self: Any, experts_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = set_implementation(self, experts_implementation, *args, **kwargs)
+        asked = experts_implementation.values() if isinstance(experts_implementation, dict) else [experts_implementation]
+        if NAME in asked:
+            tell_unserved(self)
+        return answer
+
+    _post_init._moe64 = True  # type: ignore[attr-defined]
+    PreTrainedModel.post_init = _post_init  # type: ignore[method-assign]
+    PreTrainedModel.set_experts_implementation = _set_experts_implementation  # type: ignore[method-assign]
