@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 import os
 import re
 import threading
@@ -20,7 +22,7 @@ from ._adapter_layout import is_wrapper
 from ._torch import keeping_types
 from .checkpoint import inspect, load_experts
 from .errors import InvalidArgumentError, IoFailureError, MalformedFileError, ShapeMismatchError, UnsupportedError
-from .formats import ExpertWeights, Projection, Quantized
+from .formats import Activation, ExpertWeights, Projection, Quantized
 from .lora import is_ours
 
 __all__ = ["CodeExperts", "from_pretrained", "keep_codes"]
@@ -30,7 +32,8 @@ class CodeExperts(nn.Module):
     """Experts whose weights are the codes of a checkpoint: what from_pretrained and keep_codes put in place of expanded stacks.
 
     Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, and are
-    frozen; the scales lie beside them as buffers.
+    frozen; the scales lie beside them as buffers. It does what the class of `own`, the module in whose place it stands,
+    does: a gate that is not known and a norm behind the experts stay that module's, and `activation` is None.
 
         >>> experts = moe64.transformers.CodeExperts(moe64.load_experts(path, layer=3, fused=True))
         >>> y = experts(x, ids, torch.ones(ids.shape))
@@ -41,9 +44,12 @@ class CodeExperts(nn.Module):
     is_concatenated = True
     down_proj: torch.Tensor
 
-    def __init__(self, weights: ExpertWeights, config: object = None) -> None:
+    def __init__(self, weights: ExpertWeights, config: object = None, own: "nn.Module | None" = None) -> None:
         super().__init__()
-        self.config, self.activation = config, weights.activation
+        self.config = config
+        self.activation: Activation | None = weights.activation
+        self._own: "tuple[nn.Module, ...]" = ()  # in a tuple: what is registered of it has its own name here
+        self.has_post_expert_norm = False
         self.num_experts = 0
         self.has_gate = weights.activation.gated
         self._formats: dict[str, dict] = {}
@@ -53,6 +59,43 @@ class CodeExperts(nn.Module):
                                  ("down_proj", weights.down)):
             self._hold(name, projection)
         self.num_experts = self.down_proj.shape[0]
+        if isinstance(own, CodeExperts):
+            own = own._own[0] if own._own else None
+        if own is not None:
+            self._do_as(own)
+
+    def _do_as(self, own: nn.Module) -> None:
+        """Takes over what a class of Transformers does besides its products, or refuses."""
+        name = type(own).__name__
+        _call_of(own)
+        for what, has in (("has_gate", self.has_gate), ("has_bias", self.has_bias)):
+            if getattr(own, what, what == "has_gate") != has:
+                raise UnsupportedError(f"[transformers] {name} has {what} {not has}, and the checkpoint {has}")
+        if self.weight_on == "input":
+            raise UnsupportedError(f"[transformers] {name} weights the output of experts, and the checkpoint states their "
+                                   "input")
+        more = [key for key in (*own._parameters, *own._buffers) if not key.startswith(_STACKS)]
+        if more:
+            raise UnsupportedError(f"[transformers] {name} has {', '.join(more)} beside its projections: moe64 does not know "
+                                   "what they do")
+        act, stated = families.activation_of(own), self.activation
+        if act is not None and not _same(act, stated):
+            warnings.warn(f"[transformers] {name} computes {act}, where the files state {stated}: the class is followed",
+                          stacklevel=3)
+        self._own, self.activation = (_without_stacks(own),), act
+        if act is None:
+            self.has_post_expert_norm = getattr(own, "has_post_expert_norm", False)
+            for key, child in own.named_children():
+                self.add_module(key, child)
+            if not self.has_gate and "act_fn" not in self._modules:
+                self.act_fn = own.act_fn
+
+    def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """The gate of the class; codes have gate rows before up rows, whatever its own stack had."""
+        own: Any = self._own[0]
+        if not getattr(own, "is_concatenated", True):
+            gate_up = torch.stack(gate_up.chunk(2, dim=-1), dim=-1).flatten(-2)
+        return own._apply_gate(gate_up)
 
     def _hold(self, name: str, projection: Projection) -> None:
         matrix = projection.weights
@@ -82,6 +125,34 @@ class CodeExperts(nn.Module):
         return ALL_EXPERTS_FUNCTIONS["moe64"](self, hidden_states, top_k_index, top_k_weights)
 
 
+_STACKS = ("gate_up_proj", "up_proj", "down_proj")
+
+
+def _call_of(own: nn.Module) -> str:
+    called = families.call_of(own)
+    if called is None:
+        raise UnsupportedError(f"[transformers] {type(own).__name__} lacks @use_experts_implementation, and moe64 does not "
+                               "know what its forward does: its experts cannot be codes")
+    return called
+
+
+def _same(one: Activation, other: "Activation | None") -> bool:
+    """Whether two activations compute the same: only some have an alpha and a limit."""
+    if other is None or one.kind != other.kind:
+        return False
+    pairs = [(one.alpha, other.alpha)] * (one.kind == "gptoss_glu")
+    pairs += [(one.limit, other.limit)] * (one.kind in ("gptoss_glu", "clamped_silu_glu"))
+    return all(math.isclose(left, right, rel_tol=1e-6) for left, right in pairs)  # C holds them as float
+
+
+def _without_stacks(module: nn.Module) -> nn.Module:
+    """The module with its attributes and submodules, but without its weights."""
+    shell = copy.copy(module)
+    shell.__dict__.update(_parameters={}, _buffers={}, _modules=dict(module._modules))
+    shell.__dict__.pop("_moe64_seen", None)
+    return shell
+
+
 def _layers_of(model: nn.Module, path: "str | os.PathLike[str]") -> Iterator[tuple[str, Any, int, int]]:
     """(name, module, layer, experts) of the experts modules that have a quantised layer in the checkpoint: their names
     hold one number, the layer's."""
@@ -107,17 +178,19 @@ def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
     """Replaces the experts of a model that was loaded from `path` by the codes of the checkpoint; answers their names.
 
     For models that are there already, with their experts expanded to bf16; `from_pretrained` loads without expanding.
-    After it the experts take the memory that they have in the file. Layers are matched by the number in their name.
+    After it the experts take the memory that they have in the file, and compute what their class computes. Layers are
+    matched by the number in their name.
 
         >>> model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
         >>> moe64.transformers.keep_codes(model, path)
     """
     replaced = []
     for name, module, layer, experts in _layers_of(model, path):
+        _call_of(module)
         shape = (module.down_proj if hasattr(module, "down_proj") else next(module.parameters())).shape
         if shape[0] != experts:
             raise ShapeMismatchError(f"[keep_codes] {name} has {shape[0]} experts, layer {layer} of {path} has {experts}")
-        _put(model, name, path, layer, next(module.parameters()).device, getattr(module, "config", None))
+        _put(model, name, path, layer, next(module.parameters()).device, getattr(module, "config", None), module)
         replaced.append(name)
     if not replaced:
         raise InvalidArgumentError(f"[keep_codes] no experts module of the model has a layer in {path}")
@@ -125,22 +198,26 @@ def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
 
 
 def _put(model: nn.Module, name: str, path: "str | os.PathLike[str]", layer: int, device: torch.device,
-         config: object) -> None:
+         config: object, own: nn.Module) -> None:
     if device.type == "meta":
         raise UnsupportedError(f"[transformers] {name} is offloaded: codes of experts must lie on a device")
-    model.set_submodule(name, CodeExperts(load_experts(path, layer, fused=True, device=device), config))
+    model.set_submodule(name, CodeExperts(load_experts(path, layer, fused=True, device=device), config, own))
 
 
 class _Waiting(nn.Module):
-    """Stands for experts while Transformers loads the rest: as large as they will be, and without parameters, so that
-    nothing in the checkpoint belongs to it. Buffers that are not saved show the device that was chosen for it. They are
-    the model's to count and to place, but not accelerate's to bring from where they are offloaded."""
+    """Stands for experts while Transformers loads the rest: as large as they will be, and without weights, so that
+    nothing in the checkpoint belongs to it but a norm of their class. Buffers that are not saved show the device that was
+    chosen for it. They are the model's to count and to place, but not accelerate's to bring from where they are
+    offloaded."""
 
-    def __init__(self, path: str, layer: int, experts: int, config: object) -> None:
+    def __init__(self, path: str, layer: int, experts: int, own: nn.Module) -> None:
         super().__init__()
-        self.path, self.layer, self.config = path, layer, config
-        sample = CodeExperts(load_experts(path, layer, experts=1, fused=True))  # one expert is enough to know all shapes
-        for i, tensor in enumerate((*sample.parameters(), *sample.buffers())):
+        self.path, self.layer, self.config = path, layer, getattr(own, "config", None)
+        sample = CodeExperts(load_experts(path, layer, experts=1, fused=True), own=own)  # one expert tells all shapes
+        self.own = (_without_stacks(own),)
+        for name, child in sample.named_children():
+            self.add_module(name, child)
+        for i, tensor in enumerate((*sample.parameters(recurse=False), *sample.buffers(recurse=False))):
             self.register_buffer(f"room_{i}", torch.empty((experts, *tensor.shape[1:]), dtype=tensor.dtype, device="meta"),
                                  persistent=False)
 
@@ -161,14 +238,16 @@ _preprocess_model = HfQuantizer.preprocess_model
 
 def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """HfQuantizer.preprocess_model; inside of from_pretrained also puts a _Waiting where experts will be codes."""
-    answer = _preprocess_model(self, model, *args, **kwargs)
     files = kwargs.get("checkpoint_files")
-    if is_loading() and files:
+    loading = is_loading() and files
+    own = dict(model.named_modules()) if loading else {}  # before a quantizer puts modules of its own in their place
+    answer = _preprocess_model(self, model, *args, **kwargs)
+    if loading:
         _loading.quantised = True
         folder = os.path.dirname(os.path.abspath(files[0]))
         ignored = []
         for name, module, layer, experts in _layers_of(model, folder):
-            model.set_submodule(name, _Waiting(folder, layer, experts, getattr(module, "config", None)))
+            model.set_submodule(name, _Waiting(folder, layer, experts, own.get(name, module)))
             ignored.append(rf"layers\.{layer}\..*experts\.")
         known = model._keys_to_ignore_on_load_unexpected  # a list before 5.17, then a set
         kind = list if known is None else type(known)
@@ -198,10 +277,11 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
         _require_no_codes(model, path, options)
     for name, module in list(model.named_modules()):
         if isinstance(module, _Waiting):
+            module.own[0]._modules.update(module._modules)  # a norm, loaded
             device = next(iter(module._buffers.values())).device  # type: ignore[union-attr]
             module._buffers.clear()  # its room is free before the codes come
             execution_device = _executing(model, name)
-            _put(model, name, module.path, module.layer, device, module.config)
+            _put(model, name, module.path, module.layer, device, module.config, module.own[0])
             if execution_device is not None:
                 _offload(model.get_submodule(name), execution_device)
     families.tell_unserved(model)

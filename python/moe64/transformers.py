@@ -155,12 +155,23 @@ def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index:
     return _with_own_gate(module, hidden_states, top_k_index, top_k_weights, weights)
 
 
-def _linear(rows: torch.Tensor, projection: Projection, begin: torch.Tensor) -> torch.Tensor:
+def _restarts(fused: Quantized) -> bool:
+    """Whether gate and up have scales of their own, and are no single matrix."""
+    inter = fused.values.shape[1] // 2
+    return (fused.global_scale is not None or (fused.layout.kind == "tensor" and fused.scales.shape[1] == 2)
+            or (fused.layout.kind == "block" and inter % fused.layout.block_rows != 0))
+
+
+def _halves(fused: Quantized) -> list[Quantized]:
+    globals_ = (None, None) if fused.global_scale is None else fused.global_scale.unbind(1)
+    return [Quantized(values, scales, fused.layout, scale, fused.global_divides, fused.dtype, fused.scale_dtype)
+            for values, scales, scale in zip(fused.values.chunk(2, 1), fused.scales.chunk(2, 1), globals_)]
+
+
+def _linear(rows: torch.Tensor, projection: Projection, begin: torch.Tensor, fused: bool = False) -> torch.Tensor:
     matrix = projection.weights
-    if isinstance(matrix, Quantized) and matrix.layout.kind == "tensor" and matrix.scales.shape[1] == 2:
-        # FP8Experts without blocks has one scale for gate and one for up.
-        parts = [Quantized(values, scales, "tensor") for values, scales in zip(matrix.values.chunk(2, 1),
-                                                                               matrix.scales.chunk(2, 1))]
+    if fused and isinstance(matrix, Quantized) and _restarts(matrix):
+        parts = _halves(matrix)
         biases = (None, None) if projection.bias is None else projection.bias.chunk(2, 1)
         out = torch.cat([grouped_gemm(rows, part, begin, bias=bias) for part, bias in zip(parts, biases)], dim=-1)
     else:
@@ -192,7 +203,8 @@ def _with_own_gate(module: Any, x: torch.Tensor, ids: torch.Tensor, top_k_weight
     ids, top_k_weights = ids.reshape(flat.shape[0], -1), top_k_weights.reshape(flat.shape[0], -1)
     p = plan(ids, module.down_proj.shape[0], top_k_weights)
     first = "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
-    inner = _linear(_on_static_grid(module, first, gather(flat, p), p.expert_begin), weights.gate_up, p.expert_begin)
+    inner = _linear(_on_static_grid(module, first, gather(flat, p), p.expert_begin), weights.gate_up, p.expert_begin,
+                    fused=first == "gate_up_proj")
     inner = module._apply_gate(inner) if getattr(module, "has_gate", True) else module.act_fn(inner)
     rows = _linear(_on_static_grid(module, "down_proj", inner, p.expert_begin), weights.down, p.expert_begin)
     if getattr(module, "has_post_expert_norm", False):
