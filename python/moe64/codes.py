@@ -49,7 +49,7 @@ class CodeExperts(nn.Module):
         self.config = config
         self.activation: Activation | None = weights.activation
         self._own: "tuple[nn.Module, ...]" = ()  # in a tuple: what is registered of it has its own name here
-        self.has_post_expert_norm = False
+        self.has_post_expert_norm, self._sorted = False, False
         self.num_experts = 0
         self.has_gate = weights.activation.gated
         self._formats: dict[str, dict] = {}
@@ -67,18 +67,18 @@ class CodeExperts(nn.Module):
     def _do_as(self, own: nn.Module) -> None:
         """Takes over what a class of Transformers does besides its products, or refuses."""
         name = type(own).__name__
-        _call_of(own)
+        self._sorted = _call_of(own) == "sorted"
         for what, has in (("has_gate", self.has_gate), ("has_bias", self.has_bias)):
             if getattr(own, what, what == "has_gate") != has:
                 raise UnsupportedError(f"[transformers] {name} has {what} {not has}, and the checkpoint {has}")
-        if self.weight_on == "input":
+        if self.weight_on == "input" and not self._sorted:
             raise UnsupportedError(f"[transformers] {name} weights the output of experts, and the checkpoint states their "
                                    "input")
         more = [key for key in (*own._parameters, *own._buffers) if not key.startswith(_STACKS)]
         if more:
             raise UnsupportedError(f"[transformers] {name} has {', '.join(more)} beside its projections: moe64 does not know "
                                    "what they do")
-        act, stated = families.activation_of(own), self.activation
+        act, stated = Activation("silu_glu") if self._sorted else families.activation_of(own), self.activation
         if act is not None and not _same(act, stated):
             warnings.warn(f"[transformers] {name} computes {act}, where the files state {stated}: the class is followed",
                           stacklevel=3)
@@ -120,9 +120,22 @@ class CodeExperts(nn.Module):
         return Quantized(getattr(self, name), getattr(self, name + "_scales"),
                          global_scale=getattr(self, name + "_global_scale"), **self._formats[name])
 
-    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor,
-                top_k_weights: torch.Tensor) -> torch.Tensor:
-        return ALL_EXPERTS_FUNCTIONS["moe64"](self, hidden_states, top_k_index, top_k_weights)
+    def forward(self, hidden_states: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
+        """(hidden_states, top_k_index, top_k_weights) as decorated classes; Llama-4 passes hidden_states alone."""
+        if self._sorted:
+            return self._forward_sorted(hidden_states, *routing)
+        return ALL_EXPERTS_FUNCTIONS["moe64"](self, hidden_states, *routing)
+
+    def _forward_sorted(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """All tokens once for each expert, each times its router's score, which is 0 where the expert was not chosen.
+        Without biases an expert of zeros is zeros, and so is its gradient: such rows are left out."""
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        if rows.shape[0] % self.num_experts:
+            raise ShapeMismatchError(f"[transformers] hidden_states has {rows.shape[0]} rows, no multiple of the "
+                                     f"{self.num_experts} experts that each get all tokens")
+        experts = torch.arange(self.num_experts, device=rows.device).repeat_interleave(rows.shape[0] // self.num_experts)
+        ids = torch.where(rows.ne(0).any(-1), experts, -1)[:, None]
+        return ALL_EXPERTS_FUNCTIONS["moe64"](self, rows, ids, torch.ones(ids.shape, device=rows.device))
 
 
 _STACKS = ("gate_up_proj", "up_proj", "down_proj")

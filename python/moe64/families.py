@@ -54,6 +54,8 @@ _FUNCTIONS: "dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]]" = 
     "silu": nn.SiLU, "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh")}
 # Experts whose forward is called as decorated ones are, and does the same, but which lack the decorator.
 _CALLED_ALIKE = ("step3p7.Step3p7Experts",)
+# Experts that are called with a copy of all tokens for each expert, times the router's scores.
+_SORTED = ("llama4.Llama4TextExperts",)
 
 
 def _class(where: str) -> "type | None":
@@ -195,9 +197,12 @@ def is_decorated(module: nn.Module) -> bool:
 
 
 def call_of(module: nn.Module) -> "str | None":
-    """How a module is called: "slots" (tokens, ids, weights), or None when moe64 does not know what its forward does."""
+    """How a module is called: "slots" (tokens, ids, weights), "sorted" (tokens of each expert, weighted), or None when
+    moe64 does not know what its forward does."""
     if is_decorated(module) or any(type(module) is _class(where) for where in _CALLED_ALIKE):
         return "slots"
+    if any(type(module) is _class(where) for where in _SORTED) and function_of(getattr(module, "act_fn", None)) == "silu":
+        return "sorted"
     return None
 
 

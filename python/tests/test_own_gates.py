@@ -15,6 +15,7 @@ import moe64.transformers  # noqa: E402
 from moe64 import codes  # noqa: E402
 from test_checkpoint import distance, expanded, synth  # noqa: E402, F401
 from test_families import class_of, settings  # noqa: E402
+from test_transformers import near  # noqa: E402
 from transformers.integrations.moe import use_experts_implementation  # noqa: E402
 
 LIKE = "qwen3-30b"
@@ -235,3 +236,54 @@ def test_from_pretrained_refuses_a_class_that_is_not_understood(synth, monkeypat
         moe64.transformers.from_pretrained(synth(LIKE), dtype=torch.float32,
                                            quantization_config=transformers.FineGrainedFP8Config(dequantize=True))
     assert not codes.is_loading()
+
+
+# ---- Llama-4 ------------------------------------------------------------------------------------
+
+def llama4(folder):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.vision_config = type(config.vision_config)(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                                      num_attention_heads=1, projector_input_dim=16, vision_output_dim=16,
+                                                      projector_output_dim=16)  # which the files do not have
+    config.quantization_config["ignore"] += ["re:.*vision.*", "re:.*multi_modal.*"]
+    model = moe64.transformers.from_pretrained(folder, dtype=torch.float32, config=config,
+                                               auto_class=transformers.AutoModelForImageTextToText)
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, moe64.transformers.CodeExperts)]
+    assert len(found) == sum(layer["sound"] for layer in moe64.inspect(folder)["layers"]) > 0
+    return model, found
+
+
+def test_llama4_experts_are_codes_that_run(synth):  # noqa: F811
+    """Its class is called with a copy of all tokens for each expert, weighted by the router; forward and gradient."""
+    pytest.importorskip("compressed_tensors")
+    model, found = llama4(synth("llama-4"))
+    assert all(module.weight_on == "input" for _, module in found)
+    tokens = torch.randint(0, 90, (1, 7))
+    results = []
+    for expand in (False, True):
+        if expand:  # Transformers itself reads stacks of Llama-4 only
+            for name, module in found:
+                loops = class_of("llama4.Llama4TextExperts")(model.config.get_text_config())
+                gate_up, down = (moe64.dequantize(module.matrix(which), dtype=torch.float32)
+                                 for which in ("gate_up_proj", "down_proj"))
+                loops.gate_up_proj.data, loops.down_proj.data = gate_up.transpose(1, 2), down.transpose(1, 2)
+                model.set_submodule(name, loops.requires_grad_(False))
+        embedded = model.get_input_embeddings()(tokens).detach().requires_grad_()
+        out = model(inputs_embeds=embedded).logits
+        results.append((out, torch.autograd.grad(out.square().mean(), embedded)[0]))
+    for ours, theirs in zip(*results, strict=True):
+        near(ours, theirs, 1e-4, "llama4")
+    assert model.get_submodule(found[0][0]) is not found[0][1]
+
+
+def test_llama4_computes_chosen_rows_alone(synth, monkeypatch):  # noqa: F811
+    pytest.importorskip("compressed_tensors")
+    _, found = llama4(synth("llama-4"))
+    module, seen = found[0][1], []
+    monkeypatch.setattr(moe64.transformers, "experts", lambda x, ids, *rest: seen.append(ids) or x)
+    rows = torch.zeros(module.num_experts, 3, module.down_proj.shape[1])
+    rows[1, 2], rows[3, 0] = 1, float("nan")
+    module(rows)
+    assert seen[0].flatten().tolist() == [-1, -1, -1, -1, -1, 1, -1, -1, -1, 3, -1, -1]
+    with pytest.raises(moe64.ShapeMismatchError, match="has 5 rows, no multiple of the 4 experts"):
+        module(rows.flatten(0, 1)[:5])
