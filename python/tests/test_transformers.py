@@ -153,7 +153,9 @@ def test_gates_of_other_families(name, device):
     except (ImportError, AttributeError):
         pytest.skip(f"Transformers {transformers.__version__} has no {kind}")
     from transformers.integrations.moe import use_experts_implementation
-    decorated = found if hasattr(found.__init__, "__wrapped__") else use_experts_implementation(found)
+    decorated = found
+    if not hasattr(found.__init__, "__wrapped__"):
+        decorated = use_experts_implementation(type(kind, (found,), {}))  # of its own: the decorator changes its class
     settings = types.SimpleNamespace(hidden_size=64, intermediate_size=24, moe_intermediate_size=24, num_local_experts=4,
                                      num_experts=4, hidden_act="silu", swiglu_limit=0.5, swiglu_alpha=1.702)
     module = decorated(settings).to(device)
