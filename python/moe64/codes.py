@@ -250,10 +250,11 @@ _preprocess_model = HfQuantizer.preprocess_model
 
 
 def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """HfQuantizer.preprocess_model; inside of from_pretrained also puts a _Waiting where experts will be codes."""
+    """HfQuantizer.preprocess_model; inside of from_pretrained also puts a _Waiting where experts will be codes. Tells
+    what a quantizer's own experts leave out."""
     files = kwargs.get("checkpoint_files")
     loading = is_loading() and files
-    own = dict(model.named_modules()) if loading else {}  # before a quantizer puts modules of its own in their place
+    own = dict(model.named_modules())  # before a quantizer puts modules of its own in their place
     answer = _preprocess_model(self, model, *args, **kwargs)
     if loading:
         _loading.quantised = True
@@ -265,6 +266,7 @@ def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> An
         known = model._keys_to_ignore_on_load_unexpected  # a list before 5.17, then a set
         kind = list if known is None else type(known)
         model._keys_to_ignore_on_load_unexpected = kind([*(known or ()), *ignored])
+    families.tell_what_was_left_out(own, model)
     return answer
 
 

@@ -213,7 +213,8 @@ def tell_unserved(model: nn.Module) -> None:
     """Warns, once for each class, of experts that no experts implementation reaches."""
     for module in model.modules():
         kind = type(module)
-        if not kind.__name__.endswith("Experts") or "Shared" in kind.__name__ or kind.__module__.startswith("moe64."):
+        named = kind.__name__.endswith("Experts") and not kind.__name__.endswith("SharedExperts")
+        if not named or kind.__module__.startswith("moe64."):
             continue
         if is_decorated(module) or kind in _told:
             continue
@@ -221,6 +222,29 @@ def tell_unserved(model: nn.Module) -> None:
         warnings.warn(f"[transformers] {kind.__name__} of {type(model).__name__} asks for no experts implementation (it "
                       f"lacks @use_experts_implementation): its own forward runs, \"{NAME}\" changes nothing there",
                       stacklevel=4)
+
+
+def tell_what_was_left_out(before: "dict[str, nn.Module]", model: nn.Module) -> None:
+    """Warns where Transformers put FP8Experts, which has only the gates that it knows, in place of a class that computes
+    something else."""
+    for name, module in model.named_modules():
+        own = before.get(name)
+        if not isinstance(module, finegrained_fp8.FP8Experts) or own is None or isinstance(own, finegrained_fp8.FP8Experts):
+            continue
+        if getattr(getattr(module, "config", None), "_experts_implementation", None) != NAME:
+            continue
+        here, there = activation_of(module), activation_of(own)
+        differs = ""
+        if getattr(own, "has_post_expert_norm", False):
+            differs = "leaves out the norm behind the experts"
+        elif call_of(own) != "slots":
+            differs = "is not called as the class is"
+        elif here != there:
+            kinds = [act.kind if act is not None else "a gate of its own" for act in (here, there)]
+            differs = f"computes {kinds[0]}, where the class has {kinds[1]}"
+        if differs:
+            warnings.warn(f"[transformers] FP8Experts in place of {type(own).__name__} {differs}: "
+                          "moe64.transformers.from_pretrained does as the class does", stacklevel=3)
 
 
 def install(silent: Callable[[], bool]) -> None:

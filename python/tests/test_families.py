@@ -51,6 +51,11 @@ EAGER = {
     "llama4.Llama4TextExperts": ("Llama4TextModel", {"num_local_experts": 4, "intermediate_size": 24}),
     "dbrx.DbrxExperts": ("DbrxModel", {"d_model": 64, "n_heads": 4, "n_layers": 1,
                                        "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2}}),
+    "granitemoe.GraniteMoeParallelExperts": ("GraniteMoeModel", {"num_local_experts": 4, "intermediate_size": 24}),
+    "granitemoehybrid.GraniteMoeHybridParallelExperts": ("GraniteMoeHybridModel", {
+        "num_local_experts": 4, "intermediate_size": 24, "layer_types": ["attention", "attention"]}),
+    "granitemoeshared.GraniteMoeSharedParallelExperts": ("GraniteMoeSharedModel", {"num_local_experts": 4,
+                                                                                   "intermediate_size": 24}),
     "jetmoe.JetMoeParallelExperts": ("JetMoeModel", {"num_local_experts": 4, "intermediate_size": 24, "kv_channels": 16}),
     "longcat_flash.LongcatFlashExperts": ("LongcatFlashModel", {"num_layers": 1, "n_routed_experts": 4}),
     "nllb_moe.NllbMoeExperts": ("NllbMoeModel", {"num_experts": 2, "encoder_layers": 4, "decoder_layers": 4, "d_model": 64,
@@ -221,6 +226,8 @@ def test_gates_are_tried_under_modes_and_while_compiling():
     from torch._subclasses import FakeTensorMode
     families._tried.cache_clear()
     module, _ = fp8_experts(swiglu_limit=0.5)
+    if not hasattr(module, "limit"):
+        pytest.skip(f"FP8Experts of Transformers {transformers.__version__} has no clamped gates")
     with FakeTensorMode(), torch.device("meta"), torch.inference_mode():
         assert moe64.transformers.activation_of(module) == moe64.Activation("clamped_silu_glu", limit=0.5)
     families._tried.cache_clear()
@@ -228,6 +235,42 @@ def test_gates_are_tried_under_modes_and_while_compiling():
     compiled = torch.compile(lambda *a: module(*a), fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         assert torch.equal(compiled(x, ids, weights), module(x, ids, weights))
+
+
+def test_what_an_fp8_module_in_place_of_a_class_leaves_out_is_told(monkeypatch):
+    """Transformers' quantizer puts FP8Experts, with the gates that it knows, in place of any class."""
+    from moe64 import codes
+    from test_transformers import tiny
+
+    def put_fp8(_quantizer, model):
+        finegrained_fp8.replace_with_fp8_linear(model, ["lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate"],
+                                                transformers.FineGrainedFP8Config())
+    monkeypatch.setattr(codes, "_preprocess_model", put_fp8)
+
+    def told(change, implementation="moe64"):
+        model = tiny("qwen3_moe")
+        model.set_experts_implementation(implementation)
+        for layer in model.model.layers:
+            change(layer.mlp.experts)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            codes._preprocess_and_wait(None, model)
+        assert isinstance(model.model.layers[0].mlp.experts, finegrained_fp8.FP8Experts)
+        return {str(one.message) for one in seen if "[transformers]" in str(one.message)}
+
+    def odd(module):
+        module.__class__ = type("OddExperts", (type(module),), {"_apply_gate": interleaved_tanh})
+
+    assert told(lambda module: None) == set()
+    message, = told(odd)
+    assert "FP8Experts in place of OddExperts computes silu_glu, where the class has a gate of its own" in message
+    message, = told(lambda module: setattr(module, "has_post_expert_norm", True))
+    assert "leaves out the norm behind the experts" in message
+    assert told(odd, "eager") == set()
+
+
+def interleaved_tanh(_module, gate_up):
+    return torch.tanh(gate_up[..., ::2]) * gate_up[..., 1::2]
 
 
 def test_experts_of_a_module_list_are_no_experts_class():

@@ -1,5 +1,6 @@
 """Codes in place of experts compute what the class computes: its gate, its norm, its way to be called."""
 
+import inspect
 import json
 import shutil
 import types
@@ -163,6 +164,8 @@ def with_norms(synth, tmp_path):  # noqa: F811
     return folder
 
 
+@pytest.mark.skipif("has_post_expert_norm" not in inspect.signature(use_experts_implementation).parameters,
+                    reason=f"Transformers {transformers.__version__} has no norms behind experts")
 def test_from_pretrained_keeps_the_gate_and_the_norm_of_the_class(with_norms, monkeypatch):
     from transformers.models.qwen3_moe import modeling_qwen3_moe as family
     plain = family.Qwen3MoeExperts
