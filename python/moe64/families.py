@@ -64,18 +64,20 @@ def _class(where: str) -> "type | None":
     return getattr(sys.modules.get(f"transformers.models.{module}.modeling_{module}"), name, None)
 
 
+@lru_cache(maxsize=256)
+def _owner_of(function: Callable) -> str:
+    if function is moe._default_apply_gate:
+        return "default"
+    if function is finegrained_fp8.FP8Experts._apply_gate:
+        return "fp8"
+    return next((where for where in _GATES if getattr(_class(where), "_apply_gate", None) is function), "")
+
+
 @torch.compiler.assume_constant_result
 def _gate_of(kind: type) -> str:
     """The row of the table that a class has its gate from, or ""."""
     function = getattr(kind, "_apply_gate", None)
-    if function is None:
-        return ""
-    for where in _GATES:
-        owners = {"default": moe._default_apply_gate, "fp8": finegrained_fp8.FP8Experts._apply_gate}
-        known = owners[where] if where in owners else getattr(_class(where), "_apply_gate", None)
-        if function is known:
-            return where
-    return ""
+    return "" if function is None else _owner_of(function)
 
 
 class _Unread(Exception):
