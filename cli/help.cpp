@@ -12,7 +12,7 @@ constexpr char const* keys =
   scale        block:128x128 | tensor row block:RxC group:G
   scale_dtype  f32 | bf16 f16 e8m0 e4m3
   act          silu_glu | gelu_glu gelu_tanh_glu gptoss_glu clamped_silu_glu
-               silu gelu relu2
+               step_glu silu gelu relu2
   mode         auto | w8a16 w8a8 native
   scheme       unstated | dynamic       what auto follows: activations
                quantised on the fly

@@ -223,14 +223,23 @@ enum class activation : std::uint8_t {
   silu = 5,              ///< not gated
   gelu = 6,              ///< not gated, exact
   relu2 = 7,             ///< not gated: max(x, 0)^2
+  step_glu = 8,          ///< min(silu(gate), limit) * c(up) (Step-3.5, Ling-3)
 };
-[[nodiscard]] constexpr bool is_gated(activation kind) noexcept { return kind < activation::silu; }
+inline constexpr activation last_activation = activation::step_glu;
+[[nodiscard]] constexpr bool is_gated(activation kind) noexcept {
+  return kind < activation::silu || kind == activation::step_glu;
+}
+/// Whether the kind reads activation_spec::limit.
+[[nodiscard]] constexpr bool has_limit(activation kind) noexcept {
+  return kind == activation::gptoss_glu || kind == activation::clamped_silu_glu ||
+         kind == activation::step_glu;
+}
 [[nodiscard]] MOE64_API std::string_view name(activation kind) noexcept;
 
 struct activation_spec {
   activation kind = activation::silu_glu;
   float alpha = 1.702F;  ///< gptoss_glu only
-  float limit = 7.0F;    ///< gptoss_glu and clamped_silu_glu only; positive
+  float limit = 7.0F;    ///< of kinds that has_limit(); positive
 };
 
 /// out = activation(gate, up), computed in f32, rounded once. Halves of one tensor or interleaved

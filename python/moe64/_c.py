@@ -23,8 +23,8 @@ MODES = {"auto": 0, "w8a16": 1, "w8a8": 2, "native": 3}
 SCHEMES = {"unstated": 0, "dynamic": 1}
 PLACEMENTS = {"output": 0, "input": 1}
 ACTIVATIONS = {"silu_glu": 0, "gelu_glu": 1, "gelu_tanh_glu": 2, "gptoss_glu": 3, "clamped_silu_glu": 4, "silu": 5,
-               "gelu": 6, "relu2": 7}
-GATED = 5  # activations below this number take gate and up
+               "gelu": 6, "relu2": 7, "step_glu": 8}
+UNGATED = frozenset({"silu", "gelu", "relu2"})  # activations of one matrix; the others take gate and up
 SCORES = {"softmax": 0, "softmax_of_selected": 1, "sigmoid": 2}
 GROUP_SCORES = {"max": 0, "top2_sum": 1}
 

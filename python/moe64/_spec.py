@@ -110,7 +110,7 @@ class Spec:
 
     @property
     def gated(self) -> bool:
-        return _c.ACTIVATIONS[self.activation] < _c.GATED
+        return self.activation not in _c.UNGATED
 
     def fused(self) -> bool:
         return self.gated and "up" not in self.index

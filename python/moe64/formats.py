@@ -131,7 +131,7 @@ class Lora:
 
 @dataclass(frozen=True)
 class Activation:
-    """silu_glu, gelu_glu, gelu_tanh_glu, gptoss_glu, clamped_silu_glu, or without a gate silu, gelu, relu2.
+    """silu_glu, gelu_glu, gelu_tanh_glu, gptoss_glu, clamped_silu_glu, step_glu, or without a gate silu, gelu, relu2.
 
         >>> moe64.Activation("clamped_silu_glu", limit=10.0).gated
         True
@@ -150,7 +150,7 @@ class Activation:
 
     @property
     def gated(self) -> bool:
-        return _c.ACTIVATIONS[self.kind] < _c.GATED
+        return self.kind not in _c.UNGATED
 
     def to_c(self) -> _c.ActivationSpec:
         return _c.ActivationSpec(kind=_c.ACTIVATIONS[self.kind], alpha=self.alpha, limit=self.limit)

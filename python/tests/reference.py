@@ -16,6 +16,8 @@ def activation(kind, gate, up, alpha=1.702, limit=7.0):
         return gate * torch.sigmoid(alpha * gate) * (up + 1)
     if kind == "clamped_silu_glu":
         return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    if kind == "step_glu":
+        return F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
     return {"silu": F.silu, "gelu": F.gelu, "relu2": lambda v: F.relu(v).square()}[kind](gate)
 
 

@@ -74,8 +74,8 @@ def test_fp4_of_both_kinds_round_trips():
         moe64.quantize(torch.randn(2, 5), "row", "int4")
 
 
-@pytest.mark.parametrize("kind", ["silu_glu", "gelu_glu", "gelu_tanh_glu", "gptoss_glu", "clamped_silu_glu", "silu",
-                                  "gelu", "relu2"])
+@pytest.mark.parametrize("kind", ["silu_glu", "gelu_glu", "gelu_tanh_glu", "gptoss_glu", "clamped_silu_glu", "step_glu",
+                                  "silu", "gelu", "relu2"])
 def test_activate_and_its_gradient(kind, device):
     gated = kind.endswith("glu")
     both = torch.randn(7, 8, device=device, requires_grad=True)

@@ -122,7 +122,7 @@ routing_plan to_cpp(moe64_routing_plan const& given, argument const& at) {
 
 activation_spec to_cpp(moe64_activation_spec const& given, argument const& at) {
   require_zero(given.reserved, at);
-  return {enumerator(given.kind, activation::relu2, at["kind"]), given.alpha, given.limit};
+  return {enumerator(given.kind, last_activation, at["kind"]), given.alpha, given.limit};
 }
 
 moe64_tensor to_c(tensor_view const& given) noexcept {

@@ -34,6 +34,7 @@ constexpr word<activation> activations[] = {
     {activation::silu, "silu"},
     {activation::gelu, "gelu"},
     {activation::relu2, "relu2"},
+    {activation::step_glu, "step_glu"},
 };
 constexpr word<compute_mode> modes[] = {
     {compute_mode::automatic, "auto"},

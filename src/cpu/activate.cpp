@@ -81,6 +81,12 @@ factors factors_of(activation_spec const& spec, float gate, float up) {
       bool const inside = !(up > spec.limit || up < -spec.limit);
       return {first, {gptoss ? bounded + 1.0F : bounded, inside ? 1.0F : 0.0F}};
     }
+    case activation::step_glu: {
+      point first = silu(gate);
+      if (first.value > spec.limit) first = {spec.limit, 0.0F};
+      bool const inside = !(up > spec.limit || up < -spec.limit);
+      return {first, {clamp_both(up, spec.limit), inside ? 1.0F : 0.0F}};
+    }
     case activation::silu:
       return {silu(gate), {1.0F, 0.0F}};
     case activation::gelu:

@@ -101,7 +101,7 @@ void check_outputs(checker const& check, std::string const& label, projection co
 }  // namespace
 
 void check_layer(checker const& check, layer_desc const& layer) {
-  check.require(layer.activation.kind <= activation::relu2,
+  check.require(layer.activation.kind <= last_activation,
                 fmt::format("activation {} is unknown", fmt::underlying(layer.activation.kind)));
   check_projection(check, "gate_up", layer.gate_up);
   check_projection(check, "down", layer.down);

@@ -7,14 +7,12 @@ namespace {
 
 void check_spec(checker const& check, activation_spec const& spec, tensor_view const& gate,
                 tensor_view const& up) {
-  check.require(spec.kind <= activation::relu2,
+  check.require(spec.kind <= last_activation,
                 fmt::format("activation {} is unknown", fmt::underlying(spec.kind)));
   check.require(is_gated(spec.kind) == up.present(),
                 fmt::format("{} {}, but up is {}", name(spec.kind),
                             is_gated(spec.kind) ? "is gated" : "is not gated", to_string(up)));
-  bool const clamps =
-      spec.kind == activation::gptoss_glu || spec.kind == activation::clamped_silu_glu;
-  check.require(!clamps || spec.limit > 0.0F, fmt::format("limit is {}", spec.limit));
+  check.require(!has_limit(spec.kind) || spec.limit > 0.0F, fmt::format("limit is {}", spec.limit));
   check.number("gate", gate, {any_extent, any_extent});
   if (!up.present()) return;
   check.shape("up", up, {gate.extent[0], gate.extent[1]});

@@ -63,6 +63,13 @@ factors factors_of(activation_spec const& spec, double gate, double up) {
               gate > limit,
               up > limit || up < -limit};
     }
+    case activation::step_glu: {
+      double const limit = spec.limit;
+      sample const left = swish(gate, 1.0);
+      bool const clamped = left.value > limit;
+      double const u = up > limit ? limit : up < -limit ? -limit : up;
+      return {clamped ? sample{limit, 0.0} : left, {u, 1.0}, clamped, up > limit || up < -limit};
+    }
     case activation::silu:
       return {swish(gate, 1.0), {1.0, 0.0}};
     case activation::gelu:

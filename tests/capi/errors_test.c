@@ -383,9 +383,9 @@ static void test_enumerators(void) {
   free(memory.data);
 
   moe64_activate_args activate = moe64_activate_args_init();
-  activate.activation.kind = 8;
+  activate.activation.kind = 9;
   REFUSED(moe64_activate(&activate, here()), MOE64_INVALID_ARGUMENT, "[activate] activation.kind",
-          "8");
+          "9");
   moe64_route_args route = moe64_route_args_init();
   route.options.score = 3;
   REFUSED(moe64_route(&route, here()), MOE64_INVALID_ARGUMENT, "[route] options.score", "3");

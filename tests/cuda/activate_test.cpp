@@ -25,6 +25,7 @@ constexpr activation every_activation[] = {activation::silu_glu,
                                            activation::gelu_tanh_glu,
                                            activation::gptoss_glu,
                                            activation::clamped_silu_glu,
+                                           activation::step_glu,
                                            activation::silu,
                                            activation::gelu,
                                            activation::relu2};

@@ -97,6 +97,7 @@ TEST_F(layer_at_once, takes_every_format_of_the_products) {
        {"tokens=5 hidden=256 inter=96 experts=6 top_k=2 act=gptoss_glu bias=1 io=f16 seed=2",
         "tokens=16 hidden=384 inter=160 experts=9 top_k=8 act=clamped_silu_glu scale_dtype=e8m0",
         "tokens=1 hidden=512 inter=256 experts=5 top_k=3 act=gelu_glu layout=interleaved",
+        "tokens=3 hidden=256 inter=160 experts=5 top_k=3 act=step_glu",
         "tokens=9 hidden=256 inter=128 experts=7 top_k=3 act=gelu_tanh_glu routing=sentinel:0.3",
         "tokens=4 hidden=256 inter=224 experts=4 top_k=2 act=silu bias=1 scale_dtype=bf16",
         "tokens=16 hidden=256 inter=224 experts=4 top_k=2 act=relu2 routing=one_expert",

@@ -54,7 +54,7 @@ std::string random_line(std::uint64_t seed) {
   line += " top_k=" + top_k + " experts=" + experts;
   line += " io=" + draw.one_of({"bf16", "bf16", "f16", "f32"});
   line += " act=" + draw.one_of({"silu_glu", "gelu_glu", "gelu_tanh_glu", "gptoss_glu",
-                                 "clamped_silu_glu", "silu", "gelu", "relu2"});
+                                 "clamped_silu_glu", "step_glu", "silu", "gelu", "relu2"});
   std::string const weight =
       op == "quantize"             ? draw.one_of({"e4m3", "e5m2", "int8", "int4", "mxfp4", "nvfp4"})
       : op == "grouped_gemm_wgrad" ? draw.one_of({"f32", "bf16", "f16"})

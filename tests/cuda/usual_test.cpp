@@ -53,7 +53,8 @@ TEST(cuda_usual, activations_of_many_widths) {
       for (activation_spec const& spec :
            {activation_spec{activation::silu_glu}, activation_spec{activation::gelu_glu},
             activation_spec{activation::gptoss_glu, 1.702F, 7.0F},
-            activation_spec{activation::clamped_silu_glu, 1.0F, 0.3F}}) {
+            activation_spec{activation::clamped_silu_glu, 1.0F, 0.3F},
+            activation_spec{activation::step_glu, 1.0F, 0.3F}}) {
         for (g const& layout : {g::group(128), g::row(), g::group(64), g::group(1024)}) {
           for (dtype const scale : {dtype::f32, dtype::bf16}) {
             SCOPED_TRACE(to_string(gate) + " " + std::string(name(spec.kind)) + " " +

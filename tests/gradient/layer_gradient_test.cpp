@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(activation::silu_glu, activation::gelu_glu,
                                      activation::gelu_tanh_glu, activation::gptoss_glu,
                                      activation::clamped_silu_glu, activation::silu,
-                                     activation::gelu, activation::relu2),
+                                     activation::gelu, activation::relu2, activation::step_glu),
                      testing::Values(weight_placement::output, weight_placement::input)),
     [](auto const& given) {
       return std::string(name(std::get<0>(given.param))) +

@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(all, activate_gradient,
                          testing::Values(activation::silu_glu, activation::gelu_glu,
                                          activation::gelu_tanh_glu, activation::gptoss_glu,
                                          activation::clamped_silu_glu, activation::silu,
-                                         activation::gelu, activation::relu2),
+                                         activation::gelu, activation::relu2, activation::step_glu),
                          [](auto const& given) { return std::string(name(given.param)); });
 
 // ---- route --------------------------------------------------------------------------------------

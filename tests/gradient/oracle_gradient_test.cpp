@@ -286,7 +286,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(activation::silu_glu, activation::gelu_glu,
                                      activation::gelu_tanh_glu, activation::gptoss_glu,
                                      activation::clamped_silu_glu, activation::silu,
-                                     activation::gelu, activation::relu2),
+                                     activation::gelu, activation::relu2, activation::step_glu),
                      testing::Values(weight_placement::output, weight_placement::input),
                      testing::Values(gate_up_layout::concatenated, gate_up_layout::interleaved)),
     [](auto const& given) {
@@ -297,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(oracle_activation_gradient, every_kind) {
   double const h = 0x1p-14;
-  for (int kind = 0; kind <= static_cast<int>(activation::relu2); ++kind) {
+  for (int kind = 0; kind <= static_cast<int>(last_activation); ++kind) {
     activation_spec const spec{static_cast<activation>(kind), 1.702F, 1.5F};
     for (double const gate : {-3.0, -1.25, -0.5, 0.25, 1.0, 1.75, 4.0}) {
       for (double const up : {-2.0, -0.75, 0.5, 1.25, 3.0}) {

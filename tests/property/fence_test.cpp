@@ -157,7 +157,7 @@ TEST(fences, activate) {
     for (index_t const inter : widths) {
       for (activation const kind :
            {activation::silu_glu, activation::gelu_glu, activation::gelu_tanh_glu,
-            activation::gptoss_glu, activation::clamped_silu_glu}) {
+            activation::gptoss_glu, activation::clamped_silu_glu, activation::step_glu}) {
         SCOPED_TRACE(std::string(name(kind)) + " " + std::to_string(inter));
         fenced_call call;
         call.operands.push_back(with_dead_rows(uniform(io, {7, inter}, 1), live));

@@ -136,7 +136,8 @@ layer_case random_layer_case(std::uint64_t seed) {
   choose_sizes(c, random);
   choose_format(c, random);
   choose_storage(c, random);
-  c.act = {static_cast<activation>(random.below(1, 8)), 1.702F, 1.0F};
+  c.act = {static_cast<activation>(random.below(1, static_cast<int>(last_activation) + 1)), 1.702F,
+           1.0F};
   c.bias = random.chance(3, 0.5);
   index_t const ranks[] = {0, 0, 1, 3, 16};
   c.lora_gate_up = ranks[random.below(4, 5)];

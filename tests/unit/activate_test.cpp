@@ -29,7 +29,7 @@ constexpr dtype float_types[] = {dtype::f32, dtype::bf16, dtype::f16};
 constexpr activation every_activation[] = {
     activation::silu_glu,         activation::gelu_glu, activation::gelu_tanh_glu,
     activation::gptoss_glu,       activation::silu,     activation::gelu,
-    activation::clamped_silu_glu, activation::relu2};
+    activation::clamped_silu_glu, activation::relu2,    activation::step_glu};
 
 /// f32 arithmetic on a product of two factors: each factor is a sum of terms no larger than
 /// (1 + |x|) of its input that were rounded about 16 times, and the result is rounded to the type.
@@ -90,7 +90,8 @@ TEST(activate, every_kind_against_the_oracle) {
 
 TEST(activate, clamps_and_their_parameters) {
   inputs const in(dtype::f32, 3, 300);
-  for (activation const kind : {activation::gptoss_glu, activation::clamped_silu_glu}) {
+  for (activation const kind :
+       {activation::gptoss_glu, activation::clamped_silu_glu, activation::step_glu}) {
     for (float const limit : {0.5F, 3.0F, 1e9F}) {
       for (float const alpha : {0.5F, 1.0F, 3.0F}) {
         activation_spec const spec{kind, alpha, limit};
@@ -201,8 +202,8 @@ TEST(activate, wrong_operands_are_refused) {
   EXPECT_MOE64_ERROR(
       activate({{activation::gptoss_glu, 1.0F, -1.0F}, gate, gate, {}, out}, target()),
       errc::invalid_argument, "limit");
-  EXPECT_MOE64_ERROR(activate({{static_cast<activation>(8)}, gate, {}, {}, out}, target()),
-                     errc::invalid_argument, "activation 8");
+  EXPECT_MOE64_ERROR(activate({{static_cast<activation>(9)}, gate, {}, {}, out}, target()),
+                     errc::invalid_argument, "activation 9");
   EXPECT_MOE64_ERROR(activate({{activation::silu}, gate, {}, {}, gate}, target()),
                      errc::invalid_argument, "overlaps");
 }
@@ -274,6 +275,31 @@ TEST(activate_backward, nothing_flows_through_an_active_clamp) {
       EXPECT_EQ(d_up.get(0, c) == 0.0, c == 4 || c == 5) << name(kind) << " " << c;
     }
   }
+}
+
+TEST(activate_backward, step_glu_clamps_what_silu_gives_not_what_it_takes) {
+  test_tensor gate(dtype::f32, {1, 3}), up(dtype::f32, {1, 3}), d_out(dtype::f32, {1, 3});
+  // silu(3.1) is 2.97, silu(3.2) is 3.07
+  std::vector<double> const gates{3.1, 3.2, -9.0};
+  gate.fill([&](index_t, index_t c, index_t) { return gates[static_cast<std::size_t>(c)]; });
+  up.fill([](index_t, index_t, index_t) { return 2.0; });
+  d_out.fill([](index_t, index_t, index_t) { return 1.0; });
+  activation_spec const spec{activation::step_glu, 1.0F, 3.0F};
+  test_tensor const out(dtype::f32, {1, 3}), d_gate(dtype::f32, {1, 3}), d_up(dtype::f32, {1, 3});
+  for_each_implementation(activate_args{spec, gate, up, {}, out}, [&](activate_args const& args) {
+    activate(args, target());
+    EXPECT_NEAR(out.get(0, 0), 2.0 * 3.1 / (1.0 + std::exp(-3.1)), 1e-6);
+    EXPECT_EQ(out.get(0, 1), 6.0);
+    EXPECT_LT(out.get(0, 2), 0.0);
+  });
+  for_each_implementation(activate_backward_args{spec, gate, up, d_out, {}, {}, d_gate, d_up},
+                          [&](activate_backward_args const& args) {
+                            activate_backward(args, target());
+                            EXPECT_GT(d_gate.get(0, 0), 1.0);
+                            EXPECT_EQ(d_gate.get(0, 1), 0.0);
+                            EXPECT_EQ(d_up.get(0, 1), 3.0);
+                            EXPECT_NE(d_gate.get(0, 2), 0.0);
+                          });
 }
 
 TEST(activate_backward, large_arguments_have_the_slope_of_their_asymptote) {

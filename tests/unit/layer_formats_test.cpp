@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(every, layer_format, testing::ValuesIn(every_format()),
 
 TEST(layer_formats, every_activation_in_every_io_type) {
   for (std::string const act : {"silu_glu", "gelu_glu", "gelu_tanh_glu", "gptoss_glu",
-                                "clamped_silu_glu", "silu", "gelu", "relu2"}) {
+                                "clamped_silu_glu", "step_glu", "silu", "gelu", "relu2"}) {
     for (std::string const io : {" io=f32", " io=bf16", " io=f16"}) {
       expect_random(size + "weight=e4m3 bias=1 act=" + act + io);
     }

@@ -102,7 +102,7 @@ TEST(layer_oracle, integers_come_out_bit_by_bit_in_narrow_types) {
 }
 
 TEST(layer_oracle, each_activation) {
-  for (int kind = 0; kind <= static_cast<int>(activation::relu2); ++kind) {
+  for (int kind = 0; kind <= static_cast<int>(last_activation); ++kind) {
     for (dtype const io : {dtype::f32, dtype::bf16, dtype::f16}) {
       layer_case c = base(static_cast<std::uint64_t>(kind) + 1);
       // The limits bite; not where numbers are coarse, because the gradient jumps there.

@@ -143,6 +143,15 @@ TEST(oracle_activate, clamps) {
   EXPECT_EQ(oracle::activate_backward(clamped, 1, -7.5, 1).up, 0.0);
   EXPECT_NE(oracle::activate_backward(clamped, 1, -7.0, 1).up, 0.0);
   EXPECT_NE(oracle::activate_backward(clamped, -7.5, 1, 1).gate, 0.0);  // gates have no lower limit
+
+  activation_spec const step{activation::step_glu, 2.0F, 7.0F};
+  EXPECT_DOUBLE_EQ(oracle::activate(step, 7, 2), 14 * sigmoid(7));  // silu(7) is below 7
+  EXPECT_EQ(oracle::activate(step, 100, -8), -49.0);
+  EXPECT_DOUBLE_EQ(oracle::activate(step, -10, 1), -10 * sigmoid(-10));
+  EXPECT_TRUE(std::isnan(oracle::activate(step, std::nan(""), 8)));
+  EXPECT_NE(oracle::activate_backward(step, 7, 1, 1).gate, 0.0);
+  EXPECT_EQ(oracle::activate_backward(step, 7.5, 1, 1).gate, 0.0);
+  EXPECT_EQ(oracle::activate_backward(step, 1, 7.5, 1).up, 0.0);
 }
 
 // ---- the layer ----------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ problem random_problem(std::uint64_t seed) {
     p.scale = granularity::group(16);
     p.scale_dtype = dtype::e4m3;
   }
-  p.act.kind = static_cast<activation>(pick(8));
+  p.act.kind = static_cast<activation>(pick(static_cast<int>(last_activation) + 1));
   p.mode = static_cast<compute_mode>(pick(4));
   p.scheme = static_cast<activation_scheme>(pick(2));
   p.io = static_cast<dtype>(pick(3));

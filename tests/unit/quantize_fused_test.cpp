@@ -172,7 +172,7 @@ TEST(activate_quantized, has_the_bits_of_activate_and_quantize) {
       for (activation const kind :
            {activation::silu_glu, activation::gelu_glu, activation::gelu_tanh_glu,
             activation::gptoss_glu, activation::clamped_silu_glu, activation::silu,
-            activation::gelu, activation::relu2}) {
+            activation::gelu, activation::relu2, activation::step_glu}) {
         tensor_view const second = is_gated(kind) ? up.view() : tensor_view{};
         for (format const& f : formats()) {
           SCOPED_TRACE(std::string(name(kind)) + " " + to_string(f) + " of " +

@@ -216,7 +216,7 @@ TEST(width, movement) {
 constexpr activation every_activation[] = {
     activation::silu_glu,         activation::gelu_glu, activation::gelu_tanh_glu,
     activation::gptoss_glu,       activation::silu,     activation::gelu,
-    activation::clamped_silu_glu, activation::relu2};
+    activation::clamped_silu_glu, activation::relu2,    activation::step_glu};
 
 void expect_equal_activations(activation kind, dtype type, dtype other, index_t inter,
                               std::uint64_t seed) {

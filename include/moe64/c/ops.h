@@ -323,13 +323,14 @@ enum {
   MOE64_SILU = 5,              ///< not gated
   MOE64_GELU = 6,              ///< not gated, exact
   MOE64_RELU2 = 7,             ///< not gated: max(x, 0)^2
+  MOE64_STEP_GLU = 8,          ///< u = clamp(up, +-limit): min(silu(gate), limit) * u
 };
 
 typedef struct moe64_activation_spec {
   moe64_activation kind;
   uint8_t reserved[7];
   float alpha;  ///< gptoss_glu only; default 1.702
-  float limit;  ///< gptoss_glu and clamped_silu_glu only; positive; default 7
+  float limit;  ///< gptoss_glu, clamped_silu_glu, step_glu only; positive; default 7
 } moe64_activation_spec;
 
 static inline moe64_activation_spec moe64_activation_spec_init(void) {

@@ -68,6 +68,11 @@ __device__ inline factors factors_of(activation_spec const& spec, float gate, fl
     if (gate > spec.limit) first.slope = 0.0F;
     float const bounded = Bounded ? up : at_least(at_most(up, spec.limit), -spec.limit);
     return {first, {gptoss ? bounded + 1.0F : bounded, fabsf(up) > spec.limit ? 0.0F : 1.0F}};
+  } else if constexpr (Kind == activation::step_glu) {
+    point first = swish<Near>(gate, 1.0F, powers);
+    if (first.value > spec.limit) first = {spec.limit, 0.0F};
+    float const bounded = at_least(at_most(up, spec.limit), -spec.limit);
+    return {first, {bounded, fabsf(up) > spec.limit ? 0.0F : 1.0F}};
   } else {
     constexpr bool gated = is_gated(Kind);
     point const second = {gated ? up : 1.0F, gated ? 1.0F : 0.0F};
@@ -184,6 +189,8 @@ __host__ __device__ auto visit_kind(activation kind, Visitor const& visitor) {
       return visitor(std::integral_constant<activation, gelu>{});
     case relu2:
       return visitor(std::integral_constant<activation, relu2>{});
+    case step_glu:
+      return visitor(std::integral_constant<activation, step_glu>{});
     default:
       return visitor(std::integral_constant<activation, silu_glu>{});
   }
