@@ -83,9 +83,9 @@ std::vector<layer_statistics> statistics_of(scanned const& all) {
       projection.projection = name;
       layer.projections.push_back(std::move(projection));
     }
-    if (entry.gate.module.fused) {
+    if (entry.gate.module.fused || !is_gated(entry.schema)) {
       layer.projections.erase(layer.projections.begin() + 1);
-      layer.projections.front().projection = "gate_up";
+      layer.projections.front().projection = entry.gate.module.fused ? "gate_up" : "up";
     }
     layers.push_back(std::move(layer));
   }

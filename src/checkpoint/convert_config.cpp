@@ -160,6 +160,7 @@ void require_readable(conversion_plan const& plan, converted_configs const& conf
   }
   json_limits limits;
   limits.bytes = index_t{64} << 20;
+  limits.non_finite = true;
   std::unique_ptr<json_document const> config;
   std::unique_ptr<json_document const> params;
   config_sources sources;

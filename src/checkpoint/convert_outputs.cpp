@@ -12,7 +12,7 @@ file_dtype file_type(dtype scale) {
 /// Stacks whose tensors have no ".weight" at their end.
 bool is_bare_stack(weight_module const& weight) {
   return weight.of_experts && (weight.schema == key_schema::k4 || weight.schema == key_schema::k5 ||
-                               weight.schema == key_schema::k7);
+                               weight.schema == key_schema::k7 || weight.schema == key_schema::k13);
 }
 
 std::string values_name(weight_module const& weight) {

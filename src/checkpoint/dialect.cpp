@@ -150,7 +150,8 @@ std::optional<stack_orientation> orientation_of(key_schema schema, model_config 
   if (assumed.transposed) result.transposed = *assumed.transposed;
   bool const fused = schema == key_schema::k4 || schema == key_schema::k7;
   bool const gpt_oss = config.is_type("gpt_oss");
-  if (!assumed.gate_up && (schema == key_schema::k5 || (schema == key_schema::k4 && gpt_oss))) {
+  bool const alternates = schema == key_schema::k5 || schema == key_schema::k13;
+  if (!assumed.gate_up && (alternates || (schema == key_schema::k4 && gpt_oss))) {
     result.gate_up = gate_up_layout::interleaved;
   }
   if (assumed.transposed || !fused) return result;

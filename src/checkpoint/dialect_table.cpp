@@ -32,12 +32,13 @@ constexpr dtype_set bytes(u8);
 
 constexpr schema_set k1_only(k1);
 constexpr schema_set k1p_only(k1p);
-constexpr schema_set k1_k2(k1, k2);
+constexpr schema_set per_expert(k1, k2, k11, k12);
 
 // Columns: id, families; method, scheme, experts, scale_fmt; keys, dense too; values, types; scale,
 // global, codec, types seen, block; model types.
-// D18 and D28 name more keys than the releases they were seen in: AutoFP8 and llm-compressor treat
-// every per-expert naming alike. "D16" has a second row for the modules beside its stacks.
+// D18 to D20, D23, D28 and D30 name more keys than the releases they were seen in: AutoFP8,
+// llm-compressor, ModelOpt and Transformers treat every per-expert naming alike. "D16" has a second
+// row for the modules beside its stacks.
 constexpr dialect rows[] = {
     {"D1", "DeepSeek-V3, R1; Kimi-K2", method::fp8, scheme::fp8_block, same, not_ue8m0, k1_only,
      with_dense, value::e4m3, fp8, part::weight_scale_inv, no_global, scale::blk, f32_only,
@@ -90,15 +91,16 @@ constexpr dialect rows[] = {
     {"D17", "Llama-4 ModelOpt FP8", method::modelopt, scheme::fp8_tensor, same, any, schema_set(k7),
      experts_only, value::e4m3, fp8, part::weight_scale, no_global, scale::tensor, f32_only, whole,
      ""},
-    {"D18", "Mixtral FP8 (AutoFP8)", method::fp8, scheme::fp8_tensor, same, any, k1_k2, with_dense,
-     value::e4m3, fp8, part::weight_scale, no_global, scale::tensor, f32_only, whole, ""},
+    {"D18", "Mixtral FP8 (AutoFP8)", method::fp8, scheme::fp8_tensor, same, any, per_expert,
+     with_dense, value::e4m3, fp8, part::weight_scale, no_global, scale::tensor, f32_only, whole,
+     ""},
     {"D18b", "Mixtral FP8 (llm-compressor)", method::compressed_tensors, scheme::fp8_tensor, same,
-     any, k1_k2, with_dense, value::e4m3, fp8, part::weight_scale, no_global, scale::tensor, floats,
-     whole, ""},
+     any, per_expert, with_dense, value::e4m3, fp8, part::weight_scale, no_global, scale::tensor,
+     floats, whole, ""},
     {"D19", "llm-compressor FP8_BLOCK", method::compressed_tensors, scheme::fp8_block, same, any,
-     k1_k2, with_dense, value::e4m3, fp8, part::weight_scale, no_global, scale::blk, floats,
+     per_expert, with_dense, value::e4m3, fp8, part::weight_scale, no_global, scale::blk, floats,
      declared, ""},
-    {"D20", "ModelOpt FP8", method::modelopt, scheme::fp8_tensor, same, any, k1_k2, with_dense,
+    {"D20", "ModelOpt FP8", method::modelopt, scheme::fp8_tensor, same, any, per_expert, with_dense,
      value::e4m3, fp8, part::weight_scale, no_global, scale::tensor, f32_only, whole, ""},
     {"D21", "ModelOpt FP8 per channel", method::modelopt, scheme::fp8_row, same, any, k1_only,
      with_dense, value::e4m3, fp8, part::weight_scale, no_global, scale::row, f32_only, whole, ""},
@@ -108,9 +110,9 @@ constexpr dialect rows[] = {
     {"D22b", "ModelOpt FP8 blocks in MTP layers", method::modelopt, scheme::fp8_block, same, any,
      schema_set(km), with_dense, value::e4m3, fp8, part::weight_scale_inv, no_global, scale::blk,
      f32_bf16, declared, ""},
-    {"D23", "ModelOpt NVFP4", method::modelopt, scheme::nvfp4, same, any, k1_only, with_dense,
-     value::fp4x2, bytes, part::weight_scale, part::weight_scale_2, scale::nv16_mul, fp8, fixed,
-     ""},
+    {"D23", "ModelOpt NVFP4", method::modelopt, scheme::nvfp4, same, any, schema_set(k1, k12),
+     with_dense, value::fp4x2, bytes, part::weight_scale, part::weight_scale_2, scale::nv16_mul,
+     fp8, fixed, ""},
     {"D24", "compressed-tensors NVFP4", method::compressed_tensors, scheme::nvfp4, same, any,
      k1p_only, with_dense, value::fp4x2, bytes, part::weight_scale, part::weight_global_scale,
      scale::nv16_div, fp8, fixed, ""},
@@ -126,18 +128,19 @@ constexpr dialect rows[] = {
     {"D27", "Step-3.5", method::fp8, scheme::fp8_block, same, any, schema_set(k8), experts_only,
      value::e4m3, fp8, part::weight_scale_inv, no_global, scale::blk, f32_bf16, declared, ""},
     {"D28", "Granite MoE, Mixtral FP8_DYNAMIC", method::compressed_tensors, scheme::fp8_row, same,
-     any, schema_set(k9, k2), with_dense, value::e4m3, fp8, part::weight_scale, no_global,
+     any, schema_set(k9, k2, k11, k12), with_dense, value::e4m3, fp8, part::weight_scale, no_global,
      scale::row, floats, whole, ""},
     {"D29", "Mistral", method::mistral, scheme::fp8_tensor, same, any, schema_set(k10), with_dense,
      value::e4m3, fp8, part::qscale_weight, no_global, scale::tensor, f32_bf16, whole, ""},
     {"D29b", "Mistral-Large-3", method::fp8, scheme::fp8_tensor, same, any, k1_only, with_dense,
      value::e4m3, fp8, part::weight_scale_inv, no_global, scale::tensor, f32_bf16, whole,
      "mistral3 mistral_large_3 deepseek_v3"},
-    {"D30", "saved by Transformers", method::fp8, scheme::fp8_block, same, not_ue8m0, k1_k2,
+    {"D30", "saved by Transformers", method::fp8, scheme::fp8_block, same, not_ue8m0, per_expert,
      with_dense, value::e4m3, fp8, part::weight_scale_inv, no_global, scale::blk, f32_only,
      declared, ""},
-    {"D30", "saved by Transformers", method::fp8, scheme::fp8_tensor, same, any, k1_k2, with_dense,
-     value::e4m3, fp8, part::weight_scale_inv, no_global, scale::tensor, f32_only, whole, ""},
+    {"D30", "saved by Transformers", method::fp8, scheme::fp8_tensor, same, any, per_expert,
+     with_dense, value::e4m3, fp8, part::weight_scale_inv, no_global, scale::tensor, f32_only,
+     whole, ""},
     {"D31", "other DeepSeek-style FP8", method::fp8, scheme::fp8_block, same, not_ue8m0, k1_only,
      with_dense, value::e4m3, fp8, part::weight_scale_inv, no_global, scale::blk, floats, declared,
      ""},

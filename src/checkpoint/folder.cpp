@@ -90,7 +90,7 @@ void folder::state::open_shard(file_system const& system, std::string const& bas
 
 document folder::state::read_document(file_system const& system, std::string const& base,
                                       std::string const& name, link_rule links) {
-  json_limits const limits;
+  json_limits const limits = {.non_finite = true};
   std::optional<input_file> const file = input_file::open_if_present(system, base + name, links);
   if (!file) return nullptr;
   std::string const text = file->read_text(limits.bytes);

@@ -11,11 +11,13 @@
 
 namespace moe64::checkpoint {
 
-/// What a document may cost. Memory is at most about 3 * `bytes` + 120 * `values` while it is read.
+/// What a document may be and cost. Memory is at most about 4 * `bytes` + 120 * `values` while it
+/// is read.
 struct json_limits {
   index_t bytes = index_t{16} << 20;
   index_t depth = 32;
   index_t values = 2'000'000;
+  bool non_finite = false;  ///< NaN and infinities are numbers, as Python writes them into configs
 };
 
 enum class json_kind : std::uint8_t { null, boolean, integer, real, text, array, object };
@@ -36,7 +38,7 @@ class json_value {
 
   [[nodiscard]] bool boolean() const;
   [[nodiscard]] index_t integer() const;  ///< an integer literal of the range of index_t
-  [[nodiscard]] double real() const;      ///< an integer or a real
+  [[nodiscard]] double real() const;      ///< an integer or a real; not finite where those are read
   [[nodiscard]] std::string_view text() const;
   [[nodiscard]] std::string_view number_text() const;  ///< as the file spells it
 

@@ -7,36 +7,58 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
+#include <vector>
 
 namespace moe64::checkpoint {
 namespace {
 
 using nlohmann::json;
 
+/// NaN, Infinity or -Infinity, and how many literals that are no strings come before it.
+struct non_finite_literal {
+  std::size_t position = 0;
+  std::string_view spelt;
+};
+
 /// The events of the parser as json_events, with the depth counted.
 class adapter {
  public:
-  adapter(std::string_view file, index_t max_depth, json_events& events)
-      : file_(file), max_depth_(max_depth), events_(events) {}
+  adapter(std::string_view file, index_t max_depth,
+          std::vector<non_finite_literal> const& non_finite, json_events& events)
+      : file_(file),
+        max_depth_(max_depth),
+        next_(non_finite.begin()),
+        end_(non_finite.end()),
+        events_(events) {}
 
   bool null() {
+    ++literals_;
     events_.null();
     return true;
   }
   bool boolean(bool value) {
+    ++literals_;
     events_.boolean(value);
     return true;
   }
   bool number_unsigned(json::number_unsigned_t value) {
-    events_.natural(value);
+    if (next_ != end_ && next_->position == literals_) {
+      events_.number((next_++)->spelt, false);
+    } else {
+      events_.natural(value);
+    }
+    ++literals_;
     return true;
   }
   bool number_integer(json::number_integer_t value) {
+    ++literals_;
     // Comes only for a literal with a minus, so that 0 was spelt "-0".
     events_.number(value == 0 ? std::string("-0") : fmt::to_string(value), true);
     return true;
   }
   bool number_float(json::number_float_t /*value*/, std::string const& spelt) {
+    ++literals_;
     std::string text = spelt;
     bool integer = true;
     for (char& c : text) {
@@ -96,8 +118,11 @@ class adapter {
 
   std::string_view file_;
   index_t max_depth_;
+  std::vector<non_finite_literal>::const_iterator next_;
+  std::vector<non_finite_literal>::const_iterator end_;
   json_events& events_;
   index_t depth_ = 0;
+  std::size_t literals_ = 0;
 };
 
 bool ends_number(char c) {
@@ -124,6 +149,33 @@ void check_literals(std::string_view text, std::string_view file, index_t longes
   }
 }
 
+/// Puts a 0 where a number that is not finite stands; blanks keep every byte in its place.
+std::vector<non_finite_literal> replace_non_finite(std::string_view text, std::string& strict) {
+  std::vector<non_finite_literal> found;
+  std::size_t literals = 0;
+  std::size_t begin = 0;  // of the literal, or of what comes before one
+  bool inside = false;
+  for (std::size_t at = 0; at <= text.size(); ++at) {
+    bool const ends = at == text.size() || (inside ? text[at] == '"' : ends_number(text[at]));
+    if (!ends) {
+      if (inside && text[at] == '\\') ++at;
+      continue;
+    }
+    std::string_view const literal = text.substr(begin, at - begin);
+    if (!inside && !literal.empty()) {
+      if (literal == "NaN" || literal == "Infinity" || literal == "-Infinity") {
+        found.push_back({literals, literal});
+        strict.replace(begin, literal.size(), literal.size(), ' ');
+        strict[begin] = '0';
+      }
+      ++literals;
+    }
+    inside = at < text.size() && !inside && text[at] == '"';
+    begin = at + 1;
+  }
+  return found;
+}
+
 }  // namespace
 
 void read_json(std::string_view text, std::string_view file, json_event_limits const& limits,
@@ -136,8 +188,17 @@ void read_json(std::string_view text, std::string_view file, json_event_limits c
     fail(errc::malformed_file, "[json] {}: byte {}: is NUL", file, nul);
   }
   check_literals(text, file, limits.literal_bytes);
-  adapter forward(file, limits.depth, events);
-  if (!json::sax_parse(text.begin(), text.end(), &forward)) {
+  std::string strict;
+  std::vector<non_finite_literal> non_finite;
+  bool const names_one =
+      text.find("NaN") != std::string_view::npos || text.find("Infinity") != std::string_view::npos;
+  if (limits.non_finite && names_one) {
+    strict = text;
+    non_finite = replace_non_finite(text, strict);
+  }
+  std::string_view const read = non_finite.empty() ? text : std::string_view(strict);
+  adapter forward(file, limits.depth, non_finite, events);
+  if (!json::sax_parse(read.begin(), read.end(), &forward)) {
     fail(errc::malformed_file, "[json] {}: is not JSON", file);
   }
 }

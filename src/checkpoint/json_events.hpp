@@ -29,11 +29,14 @@ class json_events {
 struct json_event_limits {
   index_t depth;          ///< of arrays and objects inside each other
   index_t literal_bytes;  ///< of one string or number as it is spelt
+  /// NaN, Infinity and -Infinity are numbers, as Python's json writes them: not strict JSON.
+  bool non_finite = false;
 };
 
-/// Reads the whole text, without recursion and with memory for one literal. A text that is not
-/// strict JSON in UTF-8 without a byte order mark, or is past a limit, is errc::malformed_file with
-/// the byte where that shows. Keys that appear twice are for `events` to find. `file` is printable.
+/// Reads the whole text, without recursion and with memory for one literal (for the whole text
+/// where it has a number that is not finite). A text that is not strict JSON in UTF-8 without a
+/// byte order mark, or is past a limit, is errc::malformed_file with the byte where that shows.
+/// Keys that appear twice are for `events` to find. `file` is printable.
 void read_json(std::string_view text, std::string_view file, json_event_limits const& limits,
                json_events& events);
 

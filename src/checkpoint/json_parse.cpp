@@ -117,7 +117,9 @@ std::unique_ptr<json_document const> parse_json(std::string_view text, std::stri
     fail(errc::malformed_file, "[json] {}: has {} bytes, more than {}", file, bytes, limits.bytes);
   }
   json_builder builder(file, limits);
-  read_json(text, file, {.depth = limits.depth, .literal_bytes = limits.bytes}, builder);
+  json_event_limits const events = {
+      .depth = limits.depth, .literal_bytes = limits.bytes, .non_finite = limits.non_finite};
+  read_json(text, file, events, builder);
   return builder.finish();
 }
 

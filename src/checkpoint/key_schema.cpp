@@ -108,6 +108,10 @@ bool take_numbered(name_reader& name, projection_kind& kind) noexcept {
   return true;
 }
 
+bool take_ungated(name_reader& name, projection_kind& kind) noexcept {
+  return take_projection(name, kind) && kind != projection_kind::gate;
+}
+
 bool take_fused(name_reader& name, projection_kind& kind) noexcept {
   if (name.take("gate_up_proj")) {
     kind = projection_kind::gate_up;
@@ -149,7 +153,27 @@ bool finish_stack(name_reader& name, tensor_key& key) noexcept {
   return key.schema != key_schema::k7 || (end != "_blocks" && end != "_scales");
 }
 
-enum class prefix : std::uint8_t { bare, model, language_model, model_language, mtp };
+/// "w13_weight", "w2_weight_scale": a stack of gate and up, or of down.
+bool finish_numbered_stack(name_reader& name, tensor_key& key) noexcept {
+  bool const both = name.take("w13_weight");
+  if (!both && !name.take("w2_weight")) return false;
+  key.projection = both ? projection_kind::gate_up : projection_kind::down;
+  key.module = name.before();
+  std::string_view const end = name.rest();
+  if (!end.empty() && end[0] != '_') return false;
+  key.part = part_named(stack_words, end);
+  return end != "_blocks" && end != "_scales";
+}
+
+enum class prefix : std::uint8_t {
+  bare,
+  model,
+  language_model,
+  model_language,
+  model_llm,
+  backbone,
+  mtp
+};
 
 bool match_layer(name_reader& name, prefix where, tensor_key& key) noexcept {
   bool const language = where == prefix::language_model;
@@ -164,10 +188,21 @@ bool match_layer(name_reader& name, prefix where, tensor_key& key) noexcept {
       key.schema = where == prefix::mtp ? key_schema::km : key_schema::k1;
       return finish_expert(name, key, take_projection);
     }
+    if (where != prefix::mtp && first == 'w') {
+      key.schema = key_schema::k13;
+      return finish_numbered_stack(name, key);
+    }
     key.schema = key_schema::k4;
     return where != prefix::mtp && finish_stack(name, key);
   }
-  if (where == prefix::mtp || where == prefix::model_language) return false;
+  if (where == prefix::model_llm) return false;
+  if (name.take("mixer.experts.")) {
+    key.schema = key_schema::k12;
+    return finish_expert(name, key, take_ungated);
+  }
+  if (where == prefix::mtp || where == prefix::model_language || where == prefix::backbone) {
+    return false;
+  }
   if (name.take("block_sparse_moe.")) {
     if (name.take("experts.")) {
       key.schema = key_schema::k2;
@@ -178,14 +213,16 @@ bool match_layer(name_reader& name, prefix where, tensor_key& key) noexcept {
     if (key.projection == projection_kind::down && !name.take("output_linear")) return false;
     return !language && finish_dotted(name, key);
   }
-  if (language && name.take("feed_forward.experts.")) {
+  if (name.take("feed_forward.experts.")) {
     char const first = name.rest().empty() ? '\0' : name.rest()[0];
     if (first >= '0' && first <= '9') {
-      key.schema = key_schema::k6;
-      return finish_expert(name, key, take_projection);
+      if (!name.number(key.expert) || !name.take(".")) return false;
+      bool const numbered = !language && take_numbered(name, key.projection);
+      key.schema = numbered ? key_schema::k11 : key_schema::k6;
+      return (numbered || take_projection(name, key.projection)) && finish_dotted(name, key);
     }
     key.schema = key_schema::k7;
-    return finish_stack(name, key);
+    return language && finish_stack(name, key);
   }
   key.schema = key_schema::k8;
   return !language && name.take("moe.") && take_projection(name, key.projection) &&
@@ -196,7 +233,8 @@ bool match_layer(name_reader& name, prefix where, tensor_key& key) noexcept {
 
 std::string_view name(key_schema schema) noexcept {
   constexpr std::array<std::string_view, key_schema_count> names = {
-      "K1", "K1p", "K2", "K3", "K4", "K5", "K6", "K7", "K8", "K9", "K10", "Km"};
+      "K1", "K1p", "K2",  "K3", "K4",  "K5",  "K6", "K7",
+      "K8", "K9",  "K10", "Km", "K11", "K12", "K13"};
   auto const i = static_cast<std::size_t>(schema);
   return i < names.size() ? names[i] : "unknown";
 }
@@ -222,6 +260,10 @@ std::optional<tensor_key> match_key(std::string_view text) noexcept {
   prefix where = prefix::bare;
   if (name.take("model.language_model.")) {
     where = prefix::model_language;
+  } else if (name.take("model.llm.")) {
+    where = prefix::model_llm;
+  } else if (name.take("backbone.") || name.take("language_model.backbone.")) {
+    where = prefix::backbone;
   } else if (name.take("language_model.model.")) {
     where = prefix::language_model;
   } else if (name.take("model.")) {

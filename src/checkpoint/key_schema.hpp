@@ -18,20 +18,28 @@ enum class key_schema : std::uint8_t {
   k4,   ///< stacks P.layers.L.mlp.experts.{gate_up,down}_proj; also K4n: names do not tell them
         ///< apart
   k5,   ///< stacks model.layers.L.mlp.experts.{gate_up,down}_proj_blocks
-  k6,   ///< language_model.model.layers.L.feed_forward.experts.E.{gate,up,down}_proj.weight
+  k6,   ///< [language_model.]model.layers.L.feed_forward.experts.E.{gate,up,down}_proj.weight
   k7,   ///< stacks language_model.model.layers.L.feed_forward.experts.{gate_up,down}_proj
   k8,   ///< stacks model.layers.L.moe.{gate,up,down}_proj.weight
   k9,   ///< stacks model.layers.L.block_sparse_moe.{input,output}_linear.weight
   k10,  ///< layers.L.experts.E.w{1,2,3}.weight
   km,   ///< mtp.layers.L.mlp.experts.E.{gate,up,down}_proj.weight
+  k11,  ///< model.layers.L.feed_forward.experts.E.w{1,2,3}.weight
+  k12,  ///< P.layers.L.mixer.experts.E.{up,down}_proj.weight: without a gate
+  k13,  ///< stacks P.layers.L.mlp.experts.{w13,w2}_weight, gate and up rows alternating
 };
-inline constexpr int key_schema_count = 12;
+inline constexpr int key_schema_count = 15;
 [[nodiscard]] std::string_view name(key_schema schema) noexcept;  ///< "K1p"
 
 /// One stack holds all experts of a layer.
 [[nodiscard]] constexpr bool is_stacked(key_schema schema) noexcept {
   return schema == key_schema::k4 || schema == key_schema::k5 || schema == key_schema::k7 ||
-         schema == key_schema::k8 || schema == key_schema::k9;
+         schema == key_schema::k8 || schema == key_schema::k9 || schema == key_schema::k13;
+}
+
+/// Experts have gate and up; without a gate `up` is their only matrix before down.
+[[nodiscard]] constexpr bool is_gated(key_schema schema) noexcept {
+  return schema != key_schema::k12;
 }
 
 /// The schema whose names the scales and biases of `schema` have: K1 for K1p, K4 for K5.

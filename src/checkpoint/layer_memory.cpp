@@ -55,7 +55,7 @@ layer_memory cut_layer(arena& from, expert_range const& range) {
     if (layer.up.format.expand_scale_rows) {
       memory.up.stack.scales = take_scales(from, layer.up.format, range.count);
     }
-  } else {
+  } else if (layer.up.present()) {
     memory.up = cut(from, layer.up, range.count);
   }
   memory.down = cut(from, layer.down, range.count);
@@ -65,6 +65,11 @@ layer_memory cut_layer(arena& from, expert_range const& range) {
 projection gate_up_of(expert_range const& range, layer_memory const& memory) {
   layer_entry const& layer = *range.layer;
   projection result;
+  if (!layer.up.present()) {
+    result.weights = weight_stack::single(make_view(layer.gate.format, memory.gate.stack));
+    result.bias = {bias_of(layer.gate, memory.gate), {}};
+    return result;
+  }
   result.weights = weight_stack::gate_up(make_view(layer.gate.format, memory.gate.stack),
                                          make_view(layer.up.format, memory.up.stack));
   result.bias = {bias_of(layer.gate, memory.gate), bias_of(layer.up, memory.up)};

@@ -9,7 +9,7 @@ namespace {
 
 projection_entry& entry_of(layer_entry& layer, projection_kind kind) {
   if (kind == projection_kind::down) return layer.down;
-  return kind == projection_kind::up ? layer.up : layer.gate;
+  return kind == projection_kind::up && is_gated(layer.schema) ? layer.up : layer.gate;
 }
 
 expert_source source_of(module_tensors const& module) {
@@ -59,7 +59,7 @@ void layer_resolver::add(std::span<module_tensors const> modules) {
   }
   for (auto const& [entry, word] : {std::pair{&layer.gate, "gate"}, std::pair{&layer.up, "up"},
                                     std::pair{&layer.down, "down"}}) {
-    if (entry->present()) continue;
+    if (entry->present() || (entry == &layer.up && !is_gated(layer.schema))) continue;
     found_.error(errc::invalid_argument, "missing-projection", modules.front().any_name(),
                  "{}layer {} has no {} matrices (it has {})", layer.mtp ? "MTP " : "", layer.layer,
                  word, quoted(modules.front().any_name()));
@@ -217,9 +217,23 @@ bool layer_resolver::add_bias(module_tensors const& module, projection_entry& en
   return true;
 }
 
+/// Without a gate: one matrix and down.
+bool layer_resolver::check_alone(layer_entry const& layer, std::string_view any_name) {
+  stack_format const& first = layer.gate.format;
+  bool const fits = layer.gate.experts.size() == layer.down.experts.size() &&
+                    layer.down.format.cols == first.rows && layer.down.format.rows == first.cols;
+  if (fits) return true;
+  found_.error(errc::shape_mismatch, "mixed-formats", any_name,
+               "{}layer {}: up is {} of {} experts, down {} of {}", layer.mtp ? "MTP " : "",
+               layer.layer, describe(layer.gate.module), layer.gate.experts.size(),
+               describe(layer.down.module), layer.down.experts.size());
+  return false;
+}
+
 /// The library takes gate and up of one type and granularity.
 bool layer_resolver::check_parts(layer_entry const& layer, std::string_view any_name) {
   stack_format const& gate = layer.gate.format;
+  if (!is_gated(layer.schema)) return check_alone(layer, any_name);
   stack_format const& up = layer.up.format;
   bool const same_counts = layer.gate.experts.size() == layer.up.experts.size() &&
                            layer.gate.experts.size() == layer.down.experts.size();

@@ -24,6 +24,7 @@ class layer_resolver {
   [[nodiscard]] bool check_count(std::span<module_tensors const> modules, index_t experts);
   [[nodiscard]] bool add_bias(module_tensors const& module, projection_entry& entry, int part);
   [[nodiscard]] bool check_parts(layer_entry const& layer, std::string_view any_name);
+  [[nodiscard]] bool check_alone(layer_entry const& layer, std::string_view any_name);
   void count(module_tensors const& module, bool fits);
 
   module_resolver& modules_;

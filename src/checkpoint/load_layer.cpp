@@ -52,7 +52,7 @@ class reading_list {
     bool const fused = layer.gate.module.fused;
     bool const expanded = layer.gate.format.expand_scale_rows;
     add(layer.gate, memory.gate, !expanded);
-    if (!fused) add(layer.up, memory.up, true);
+    if (!fused && layer.up.present()) add(layer.up, memory.up, true);
     add(layer.down, memory.down, true);
     if (expanded) add_grids(layer.gate, memory);
   }

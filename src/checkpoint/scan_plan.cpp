@@ -232,7 +232,8 @@ class planner {
 }  // namespace
 
 std::vector<projection_entry const*> projections_of(layer_entry const& layer) {
-  if (layer.gate.module.fused) return {&layer.gate, &layer.down};
+  bool const two = layer.gate.module.fused || !is_gated(layer.schema);
+  if (two) return {&layer.gate, &layer.down};
   return {&layer.gate, &layer.up, &layer.down};
 }
 

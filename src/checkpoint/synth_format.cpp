@@ -166,6 +166,10 @@ std::string synth_module_name(key_schema schema, std::string_view layer, project
       return named("ffn.experts", true);
     case key_schema::k6:
       return named("feed_forward.experts", false);
+    case key_schema::k11:
+      return named("feed_forward.experts", true);
+    case key_schema::k12:
+      return named("mixer.experts", false);
     case key_schema::k10:
       return named("experts", true);
     case key_schema::k4:
@@ -173,6 +177,9 @@ std::string synth_module_name(key_schema schema, std::string_view layer, project
       return fmt::format("{}.mlp.experts.{}", layer, projection_word(kind, false));
     case key_schema::k7:
       return fmt::format("{}.feed_forward.experts.{}", layer, projection_word(kind, false));
+    case key_schema::k13:
+      return fmt::format("{}.mlp.experts.{}", layer,
+                         kind == projection_kind::down ? "w2_weight" : "w13_weight");
     case key_schema::k8:
       return fmt::format("{}.moe.{}", layer, projection_word(kind, false));
     case key_schema::k9:
@@ -183,8 +190,8 @@ std::string synth_module_name(key_schema schema, std::string_view layer, project
 }
 
 std::string synth_part_name(key_schema schema, std::string_view module, std::string_view word) {
-  bool const bare =
-      schema == key_schema::k4 || schema == key_schema::k5 || schema == key_schema::k7;
+  bool const bare = schema == key_schema::k4 || schema == key_schema::k5 ||
+                    schema == key_schema::k7 || schema == key_schema::k13;
   if (!bare) {
     bool const packed = schema == key_schema::k1p && word == "weight";
     return fmt::format("{}.{}", module, packed ? "weight_packed" : word);

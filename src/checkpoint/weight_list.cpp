@@ -32,8 +32,10 @@ std::vector<weight_module> weights_of(resolved_checkpoint const& resolved) {
   std::vector<weight_module> result;
   for (layer_entry const& layer : resolved.layers) {
     if (!layer.sound) continue;
-    add_projection(layer, layer.gate, projection_kind::gate, result);
-    if (!layer.up.module.fused) add_projection(layer, layer.up, projection_kind::up, result);
+    bool const gated = layer.up.present();
+    add_projection(layer, layer.gate, gated ? projection_kind::gate : projection_kind::up, result);
+    if (gated && !layer.up.module.fused)
+      add_projection(layer, layer.up, projection_kind::up, result);
     add_projection(layer, layer.down, projection_kind::down, result);
   }
   for (dense_entry const& dense : resolved.dense) {

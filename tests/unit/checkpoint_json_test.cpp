@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 
 namespace moe64::checkpoint {
@@ -138,6 +139,29 @@ TEST(CheckpointJson, RefusesWhatIsNotStrict) {
     EXPECT_MOE64_ERROR(parsed(text), errc::malformed_file, "config.json") << text;
   }
   EXPECT_MOE64_ERROR(parsed(std::string_view("[1]\0", 4)), errc::malformed_file, "config.json");
+}
+
+TEST(CheckpointJson, ReadsNumbersThatAreNotFiniteWhereTheyAreAllowed) {
+  json_limits const python = {.non_finite = true};
+  auto const document = parse_json(
+      R"({"a": NaN, "b": [Infinity, -Infinity, 3, "NaN \\\"", true, Infinity], "NaN": null, "c": 0})",
+      "config.json", python);
+  json_value const& root = document->root();
+  EXPECT_TRUE(std::isnan(root.at("a").real()));
+  EXPECT_EQ(root.at("b").item(0).real(), HUGE_VAL);
+  EXPECT_EQ(root.at("b").item(1).real(), -HUGE_VAL);
+  EXPECT_EQ(root.at("b").item(1).number_text(), "-Infinity");
+  EXPECT_EQ(root.at("b").item(2).integer(), 3);
+  EXPECT_EQ(root.at("b").item(3).text(), "NaN \\\"");
+  EXPECT_EQ(root.at("b").item(5).real(), HUGE_VAL);
+  EXPECT_TRUE(root.at("NaN").is(json_kind::null));
+  EXPECT_EQ(root.at("c").integer(), 0);
+  EXPECT_MOE64_ERROR(root.at("a").integer(), errc::malformed_file, "a real", "an integer");
+  EXPECT_EQ(parse_json("-Infinity", "x", python)->root().real(), -HUGE_VAL);
+  for (std::string_view const text : {"nan", "inf", "+Infinity", "-NaN", "NaNs", "[NaN NaN]",
+                                      "{NaN: 1}", "Infinity1", "[1, Infinity", "- Infinity"}) {
+    EXPECT_MOE64_ERROR(parse_json(text, "x", python), errc::malformed_file, "[json] x: byte");
+  }
 }
 
 TEST(CheckpointJson, RefusesKeysThatAppearTwice) {
