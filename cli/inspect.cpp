@@ -33,16 +33,38 @@ std::string geometry_text(checkpoint_description const& described) {
   return text.empty() ? "not stated" : text;
 }
 
-std::string activation_text(checkpoint_description const& described) {
-  std::string text = "not known";
-  if (described.activation) {
-    activation_spec const& spec = *described.activation;
-    text = name(spec.kind);
-    if (spec.kind == activation::gptoss_glu) text += fmt::format(", alpha {}", spec.alpha);
-    if (spec.kind == activation::gptoss_glu || spec.kind == activation::clamped_silu_glu) {
-      text += fmt::format(", limit {}", spec.limit);
+std::string activation_text(std::optional<activation_spec> const& spec) {
+  if (!spec) return "not known";
+  std::string text(name(spec->kind));
+  if (spec->kind == activation::gptoss_glu) text += fmt::format(", alpha {}", spec->alpha);
+  if (has_limit(spec->kind)) text += fmt::format(", limit {}", spec->limit);
+  return text;
+}
+
+/// "silu_glu in layers 3 to 42, step_glu, limit 7 in layers 43 to 44"
+std::string activations_of_layers(std::vector<layer_description> const& all) {
+  std::string text;
+  for (std::size_t begin = 0; begin < all.size();) {
+    std::string const kind = activation_text(all[begin].activation);
+    std::size_t end = begin + 1;
+    while (end < all.size() && all[end].mtp == all[begin].mtp &&
+           activation_text(all[end].activation) == kind) {
+      ++end;
     }
+    bool const many = end - begin > 1;
+    text += fmt::format("{}{} in {}layer{} {}", text.empty() ? "" : "; ", kind,
+                        all[begin].mtp ? "MTP " : "", many ? "s" : "", all[begin].layer);
+    if (many) text += fmt::format(" to {}", all[end - 1].layer);
+    begin = end;
   }
+  return text;
+}
+
+std::string activation_text(checkpoint_description const& described) {
+  bool const any = std::any_of(described.layer_list.begin(), described.layer_list.end(),
+                               [](auto const& layer) { return layer.activation.has_value(); });
+  std::string text = !described.activation && any ? activations_of_layers(described.layer_list)
+                                                  : activation_text(described.activation);
   if (described.scheme == activation_scheme::dynamic) text += "; inputs quantised on the fly";
   return text;
 }
@@ -91,7 +113,9 @@ std::vector<std::string> cells_of(layer_description const& layer) {
   return {fmt::format("{}", layer.experts),
           fmt::format("{}", layer.hidden),
           fmt::format("{}", layer.inter),
-          layer.sound ? layer.dialect : layer.dialect + " (not sound)",
+          layer.dialect + (layer.sound        ? ""
+                           : layer.activation ? " (not sound)"
+                                              : " (cannot be loaded)"),
           gate_up_text(layer),
           format_text(layer.down),
           human_count(static_cast<double>(layer.parameters)),

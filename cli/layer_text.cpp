@@ -46,7 +46,7 @@ json to_json(activation_spec const& spec) {
   json object;
   object["kind"] = moe64::name(spec.kind);
   if (spec.kind == activation::gptoss_glu) object["alpha"] = spec.alpha;
-  if (spec.kind == activation::gptoss_glu || spec.kind == activation::clamped_silu_glu) {
+  if (has_limit(spec.kind)) {
     object["limit"] = spec.limit;
   }
   return object;
@@ -99,7 +99,7 @@ std::string format_text(projection_description const& part) {
 std::string gate_up_text(layer_description const& layer) {
   std::string const gate = format_text(layer.gate);
   std::string const up = format_text(layer.up);
-  return gate == up ? gate : gate + " | " + up;
+  return gate == up || layer.up.rows == 0 ? gate : gate + " | " + up;
 }
 
 std::string layer_text(layer_description const& layer) {
@@ -127,6 +127,7 @@ json to_json(layer_description const& layer) {
   object["parameters"] = layer.parameters;
   object["stored_bytes"] = layer.stored_bytes;
   object["loaded_bytes"] = layer.loaded_bytes;
+  object["activation"] = layer.activation ? to_json(*layer.activation) : json(nullptr);
   object["gate"] = to_json(layer.gate);
   object["up"] = to_json(layer.up);
   object["down"] = to_json(layer.down);

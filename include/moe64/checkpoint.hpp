@@ -112,8 +112,9 @@ struct layer_description {
   index_t experts = 0;
   index_t hidden = 0;
   index_t inter = 0;
-  projection_description gate;
-  projection_description up;
+  std::optional<activation_spec> activation;  ///< empty: not known, the layer cannot be loaded
+  projection_description gate;                ///< the one matrix of experts without a gate
+  projection_description up;                  ///< without a gate: nothing
   projection_description down;
   index_t parameters = 0;    ///< weights and biases of all experts
   index_t stored_bytes = 0;  ///< values, scales and biases in the files
@@ -136,7 +137,7 @@ struct checkpoint_description {
   index_t top_k = -1;
   index_t layers = -1;
   index_t mtp_layers = -1;
-  std::optional<activation_spec> activation;  ///< empty: unknown, no layer can be loaded
+  std::optional<activation_spec> activation;  ///< of all layers; empty: not known, or they differ
   activation_scheme scheme = activation_scheme::unstated;
   index_t shards = 0;
   index_t tensors = 0;

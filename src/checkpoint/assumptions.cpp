@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 namespace moe64::checkpoint {
 namespace {
@@ -33,6 +34,47 @@ scale_codec scale_named(std::string_view text, std::string_view value) {
   refuse(text, "scale=tensor, row, block, group or mx32");
 }
 
+double positive_real(std::string_view text, std::string_view digits) {
+  double value = 0.0;
+  auto const* const end = digits.data() + digits.size();
+  auto const parsed = std::from_chars(digits.data(), end, value);
+  if (parsed.ec != std::errc{} || parsed.ptr != end || !(value > 0.0) || !std::isfinite(value)) {
+    refuse(text, "a positive number");
+  }
+  return value;
+}
+
+activation activation_named(std::string_view text, std::string_view value) {
+  std::string known;
+  for (int i = 0; i <= static_cast<int>(last_activation); ++i) {  // narrow-ok: an enumerator
+    auto const kind = static_cast<activation>(i);
+    if (name(kind) == value) return kind;
+    known += (known.empty() ? "activation=" : ", ") + std::string(name(kind));
+  }
+  refuse(text, known);
+}
+
+/// An activation and its parameters come as assumptions of their own.
+struct assumed_activation {
+  std::optional<activation> kind;
+  std::optional<double> limit;
+  std::optional<double> alpha;
+
+  [[nodiscard]] std::optional<activation_spec> whole() const {
+    bool const limits = kind && has_limit(*kind);
+    bool const scales = kind && *kind == activation::gptoss_glu;
+    if (limit && !limits) refuse("limit", "activation=KIND of a kind that has a limit beside it");
+    if (alpha && !scales) refuse("alpha", "activation=gptoss_glu beside it");
+    if (!kind) return std::nullopt;
+    if (limits != limit.has_value()) refuse(name(*kind), "limit=NUMBER beside it");
+    if (scales != alpha.has_value()) refuse(name(*kind), "alpha=NUMBER beside it");
+    activation_spec spec{*kind};
+    if (limit) spec.limit = static_cast<float>(*limit);
+    if (alpha) spec.alpha = static_cast<float>(*alpha);
+    return spec;
+  }
+};
+
 std::string dialect_named(std::string_view text, std::string_view value) {
   auto const table = dialect_table();
   bool const known =
@@ -41,7 +83,7 @@ std::string dialect_named(std::string_view text, std::string_view value) {
   return std::string(value);
 }
 
-void read_assumption(std::string_view text, assumptions& into) {
+void read_assumption(std::string_view text, assumptions& into, assumed_activation& act) {
   auto const equals = text.find('=');
   std::string_view const key = text.substr(0, equals);
   std::string_view const value =
@@ -75,9 +117,19 @@ void read_assumption(std::string_view text, assumptions& into) {
     into.inter = positive(text, value);
   } else if (key == "experts") {
     into.experts = positive(text, value);
+  } else if (key == "activation") {
+    act.kind = activation_named(text, value);
+  } else if (key == "limit") {
+    act.limit = positive_real(text, value);
+  } else if (key == "alpha") {
+    act.alpha = positive_real(text, value);
+  } else if (key == "ignore") {
+    if (value.empty()) refuse(text, "ignore=KEY, a key of a config");
+    into.ignored.emplace_back(value);
   } else {
     refuse(text,
-           "dialect, scale, block, group, orientation, gate_up, grid, hidden, inter or experts");
+           "dialect, scale, block, group, orientation, gate_up, grid, hidden, inter, experts, "
+           "activation, limit, alpha or ignore");
   }
 }
 
@@ -85,10 +137,12 @@ void read_assumption(std::string_view text, assumptions& into) {
 
 assumptions parse_assumptions(std::span<std::string const> texts) {
   assumptions result;
+  assumed_activation act;
   for (std::string const& text : texts) {
-    read_assumption(text, result);
+    read_assumption(text, result, act);
     result.texts.push_back(text);
   }
+  result.activation = act.whole();
   return result;
 }
 

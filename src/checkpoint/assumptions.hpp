@@ -2,6 +2,7 @@
 
 #include "checkpoint/dialect_table.hpp"
 #include "moe64/index.hpp"
+#include "moe64/ops.hpp"
 #include "moe64/quant.hpp"
 
 #include <optional>
@@ -22,6 +23,9 @@ enum class fused_grid : std::uint8_t {
 ///   dialect=D5 · scale=tensor|row|block|group|mx32 · block=128x128 · group=32
 ///   orientation=rows|transposed · gate_up=concatenated|interleaved · grid=fused|halves
 ///   hidden=N · inter=N · experts=N
+///   activation=KIND, with limit=X and alpha=X where the kind has them: of the experts of all
+///   layers ignore=KEY: what looks like a parameter of the activation in a config is none; any
+///   number of times
 struct assumptions {
   std::optional<std::string> dialect;
   std::optional<scale_codec> scale;
@@ -34,6 +38,8 @@ struct assumptions {
   std::optional<index_t> hidden;
   std::optional<index_t> inter;
   std::optional<index_t> experts;
+  std::optional<activation_spec> activation;
+  std::vector<std::string> ignored;
   std::vector<std::string> texts;  ///< as given, in order
 };
 

@@ -17,6 +17,7 @@ struct config_sources {
   json_value const* config = nullptr;           ///< config.json
   json_value const* hf_quant_config = nullptr;  ///< hf_quant_config.json (ModelOpt)
   json_value const* params = nullptr;           ///< params.json (Mistral)
+  bool partial = false;  ///< the tensors are of one file, which may be a shard of many
 };
 
 /// A value and where it was read: "config.json: text_config.hidden_size".

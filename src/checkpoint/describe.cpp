@@ -70,6 +70,7 @@ layer_description describe(checkpoint_reader const& from, layer_entry const& lay
   result.dialect = layer.dialect;
   result.keys = name(layer.schema);
   result.experts = layer.experts;
+  result.activation = layer.activation.spec;
   result.gate = describe(layer.gate);
   result.up = describe(layer.up);
   result.down = describe(layer.down);
@@ -80,8 +81,9 @@ layer_description describe(checkpoint_reader const& from, layer_entry const& lay
     result.parameters = checked_add(result.parameters, parameters(*part, layer.experts));
   }
   result.stored_bytes = checked_add(stored_bytes(layer.gate), stored_bytes(layer.down));
-  if (!fused) result.stored_bytes = checked_add(result.stored_bytes, stored_bytes(layer.up));
-  result.gate_up = extent_of(result.gate, layer.experts, 2);
+  if (!fused && layer.up.present())
+    result.stored_bytes = checked_add(result.stored_bytes, stored_bytes(layer.up));
+  result.gate_up = extent_of(result.gate, layer.experts, layer.up.present() ? 2 : 1);
   result.down_stack = extent_of(result.down, layer.experts, 1);
   auto const refused = refusal_of(resolved, layer);
   result.sound = !refused;

@@ -16,15 +16,6 @@ auto meaning(dialect const& row, bool scale_is_assumed) {
                          stated ? block_rule::none : row.block);
 }
 
-bool has_word(std::string_view list, model_config const& config) {
-  while (!list.empty()) {
-    auto const blank = list.find(' ');
-    if (config.is_type(list.substr(0, blank))) return true;
-    list = blank == std::string_view::npos ? std::string_view() : list.substr(blank + 1);
-  }
-  return false;
-}
-
 std::string candidate(dialect const& row) {
   return fmt::format("{} ({} values, {} scales '{}')", row.id, name(row.values), name(row.scales),
                      name(row.scale));
@@ -85,7 +76,7 @@ std::string dialect_chooser::mismatch(dialect const& row, dialect_query const& q
 }
 
 int dialect_chooser::rank(dialect const& row) const {
-  if (!row.model_types.empty()) return has_word(row.model_types, *config_) ? 0 : 3;
+  if (!row.model_types.empty()) return config_->is_one_of(row.model_types) ? 0 : 3;
   if (row.id != "D30") return 2;
   bool const saved = config_->transformers && *config_->transformers >= library_version{5, 4};
   return saved ? 1 : 4;

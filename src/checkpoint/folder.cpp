@@ -46,12 +46,14 @@ struct folder::state {
   document hf_quant_config;
   document params;
   std::vector<document_source> documents;
+  bool single_file = false;
 
   void open_shard(file_system const& system, std::string const& base, std::string const& name,
                   link_rule links, open_options const& options);
   [[nodiscard]] document read_document(file_system const& system, std::string const& base,
                                        std::string const& name, link_rule links);
   void sort_tensors();
+  void read_neighbours(file_system const& system, link_rule links);
   void check_index(shard_index const& index, std::string const& index_name);
   [[nodiscard]] std::string const& shard_name(index_t position) const {
     return shards[static_cast<std::size_t>(position)].name;
@@ -143,6 +145,22 @@ void folder::state::check_index(shard_index const& index, std::string const& ind
   }
 }
 
+/// What lies beside a file that was named alone may be about something else: what cannot be read
+/// there is a warning.
+void folder::state::read_neighbours(file_system const& system, link_rule links) {
+  std::string const parent = path.parent_path().native();
+  std::string const base = parent.empty() || parent.ends_with('/') ? parent : parent + "/";
+  for (auto const& [name, into] :
+       {std::pair{"config.json", &config}, std::pair{"hf_quant_config.json", &hf_quant_config},
+        std::pair{"params.json", &params}}) {
+    try {
+      *into = read_document(system, base, name, links);
+    } catch (error const& refused) {
+      warnings.push_back({"neighbour-config", refused.what()});
+    }
+  }
+}
+
 folder folder::open(std::filesystem::path const& path, open_options const& options) {
   file_system const& system = options.files != nullptr ? *options.files : posix_files();
   auto opened = std::make_unique<state>();
@@ -156,6 +174,8 @@ folder folder::open(std::filesystem::path const& path, open_options const& optio
     // Named by the caller itself: whatever it links to is meant.
     opened->open_shard(system, {}, path.native(), link_rule::any, options);
     opened->sort_tensors();
+    opened->single_file = true;
+    opened->read_neighbours(system, options.links);
     return folder(std::move(opened));
   }
   std::string const base = path.native() + "/";
@@ -190,6 +210,7 @@ json_value const* folder::hf_quant_config() const noexcept {
 }
 json_value const* folder::params() const noexcept { return root_of(state_->params); }
 std::span<document_source const> folder::documents() const noexcept { return state_->documents; }
+bool folder::is_single_file() const noexcept { return state_->single_file; }
 
 tensor_entry const* folder::find(std::string_view name) const noexcept {
   auto const at = std::lower_bound(

@@ -54,7 +54,7 @@ struct document_source {
 class folder {
  public:
   /// A folder with an index, a model.safetensors or shards without an index; or one safetensors
-  /// file.
+  /// file, with the configs that lie beside it.
   [[nodiscard]] static folder open(std::filesystem::path const& path,
                                    open_options const& options = {});
 
@@ -69,6 +69,8 @@ class folder {
   [[nodiscard]] tensor_entry const* find(std::string_view name) const noexcept;
   [[nodiscard]] findings const& warnings() const noexcept;
 
+  /// One file was opened, which may be a shard of many; its configs are those beside it.
+  [[nodiscard]] bool is_single_file() const noexcept;
   /// The root of config.json, hf_quant_config.json, params.json; null where the file is absent.
   [[nodiscard]] json_value const* config() const noexcept;
   [[nodiscard]] json_value const* hf_quant_config() const noexcept;

@@ -228,7 +228,7 @@ layer_desc load_layer(checkpoint_reader const& from, layer_request const& reques
   layer_desc layer;
   layer.gate_up = checkpoint::gate_up_of(range, places);
   layer.down = checkpoint::down_of(range, places);
-  layer.activation = *opened.resolved.activation;
+  layer.activation = *range.layer->activation.spec;
   layer.scheme = checkpoint::activation_scheme_of(config);
   layer.weight_on = checkpoint::weight_placement_of(config);
   if (range.count < range.layer->experts) {

@@ -65,10 +65,8 @@ std::optional<layer_refusal> refusal_of(resolved_checkpoint const& resolved,
                          fmt::format("{} errors were found; the first of them: {}",
                                      resolved.found.count(severity::error), found.text)};
   }
-  if (!resolved.activation) {
-    return layer_refusal{errc::unsupported, "the activation of its experts is not known"};
-  }
-  return std::nullopt;
+  if (layer.activation.spec) return std::nullopt;
+  return layer_refusal{layer.activation.code, layer.activation.refusal};
 }
 
 expert_range require_range(resolved_checkpoint const& resolved, layer_request const& request) {

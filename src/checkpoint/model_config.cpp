@@ -42,7 +42,8 @@ fact<index_t> read_inter(config_facts const& facts) {
 
 model_geometry read_geometry(config_facts const& facts) {
   model_geometry geometry;
-  geometry.hidden = facts.integer({"hidden_size", "dim"});
+  geometry.hidden = facts.integer({"moe_latent_size"});  // Nemotron-3
+  if (!geometry.hidden) geometry.hidden = facts.integer({"hidden_size", "dim"});
   geometry.inter = read_inter(facts);
   geometry.experts =
       facts.integer({"n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"});
@@ -81,6 +82,14 @@ class layer_reader {
         step && step->value > 0) {
       keep(step->source, [&](index_t layer) { return (layer + 1) % step->value == 0; });
     }
+    if (auto const dense = facts_.integer({"num_dense_layers"})) {  // LFM2
+      keep(dense->source, [&](index_t layer) { return layer >= dense->value; });
+    }
+    if (auto const period = facts_.integer({"expert_layer_period"}); period && period->value > 0) {
+      auto const offset = facts_.integer({"expert_layer_offset"});  // Jamba
+      index_t const first = offset ? offset->value : 0;
+      keep(period->source, [&](index_t layer) { return (layer - first) % period->value == 0; });
+    }
     if (auto const* const dense = facts_.value({"mlp_only_layers"})) {
       auto const list = numbers(*dense);
       keep(dense->path(), [&](index_t layer) { return !contains(list, layer); });
@@ -92,6 +101,7 @@ class layer_reader {
     read_frequency();
     read_enumeration();
     read_types();
+    read_blocks();
     if (!config_.moe_layers_source.empty()) config_.moe_layers = std::move(flags_);
   }
 
@@ -154,6 +164,30 @@ class layer_reader {
     });
   }
 
+  /// What a layer is, where it is only one thing (Nemotron-H): "E" in a pattern, or "moe" in a
+  /// list.
+  void read_blocks() {
+    if (auto const pattern = facts_.text({"hybrid_override_pattern"})) {
+      std::string_view const letters = pattern->value;
+      keep(pattern->source, [&](index_t layer) {
+        auto const i = static_cast<std::size_t>(layer);
+        return i >= letters.size() || letters[i] == 'E';
+      });
+    }
+    json_value const* const blocks = facts_.value({"layers_block_type"});
+    if (blocks == nullptr || !blocks->is(json_kind::array) || !config_.is_type("nemotron_h")) {
+      return;
+    }
+    std::vector<bool> sparse;
+    for (json_value const& block : *blocks) {
+      sparse.push_back(block.is(json_kind::text) && block.text() == "moe");
+    }
+    keep(blocks->path(), [&](index_t layer) {
+      auto const i = static_cast<std::size_t>(layer);
+      return i >= sparse.size() || sparse[i];
+    });
+  }
+
   [[nodiscard]] std::vector<index_t> numbers(json_value const& list) const {
     std::vector<index_t> result;
     for (json_value const& item : list) {
@@ -187,10 +221,23 @@ bool model_config::is_type(std::string_view type) const noexcept {
   return matches(model_type) || matches(text_model_type);
 }
 
+bool model_config::is_one_of(std::string_view types) const noexcept {
+  while (!types.empty()) {
+    auto const blank = types.find(' ');
+    if (is_type(types.substr(0, blank))) return true;
+    types = blank == std::string_view::npos ? std::string_view() : types.substr(blank + 1);
+  }
+  return false;
+}
+
 model_config read_model_config(config_sources const& sources, diagnostics& found) {
   model_config config;
   config_facts const facts(language_objects(sources), found);
   config.model_type = type_of(sources.config);
+  if (sources.config != nullptr && !sources.config->is(json_kind::object)) {
+    found.warning("config-kind", "", "{} is {}, expected an object", sources.config->path(),
+                  name(sources.config->kind()));
+  }
   if (sources.config != nullptr && sources.config->is(json_kind::object)) {
     for (std::string_view const part : {"text_config", "language_config", "llm_config"}) {
       if (config.text_model_type.empty()) {
@@ -203,11 +250,19 @@ model_config read_model_config(config_sources const& sources, diagnostics& found
   }
   config.geometry = read_geometry(facts);
   if (config.geometry.layers) layer_reader(facts, config).read();
-  config.activation = facts.text({"hidden_act", "hidden_activation"});
-  config.swiglu_alpha = facts.real({"swiglu_alpha"});
-  config.swiglu_limit = facts.real({"swiglu_limit"});
+  config.activation = read_activation(sources, config);
   config.quant = read_quant_declaration(sources, found);
   return config;
+}
+
+activation_scheme activation_scheme_of(model_config const& config) noexcept {
+  auto const& stated = config.quant.activation_scheme;
+  return stated && stated->value == "dynamic" ? activation_scheme::dynamic
+                                              : activation_scheme::unstated;
+}
+
+weight_placement weight_placement_of(model_config const& config) noexcept {
+  return config.is_type("llama4") ? weight_placement::input : weight_placement::output;
 }
 
 }  // namespace moe64::checkpoint

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "checkpoint/activation_facts.hpp"
 #include "checkpoint/quant_declaration.hpp"
 #include "moe64/layer.hpp"
 
@@ -20,8 +21,8 @@ struct library_version {
 
 /// Extents that the config states for the expert layers.
 struct model_geometry {
-  fact<index_t> hidden;
-  fact<index_t> inter;  ///< of one routed expert
+  fact<index_t> hidden;  ///< of the experts: of a latent space where they work in one
+  fact<index_t> inter;   ///< of one routed expert
   fact<index_t> experts;
   fact<index_t> top_k;
   fact<index_t> layers;      ///< of the backbone
@@ -38,23 +39,17 @@ struct model_config {
   /// say.
   std::vector<bool> moe_layers;
   std::string moe_layers_source;
-  fact<std::string> activation;
-  fact<double> swiglu_alpha;
-  fact<double> swiglu_limit;
+  activation_facts activation;
   quant_declaration quant;
 
   /// Whether the model or its language part is one of these types ("_text" endings aside).
   [[nodiscard]] bool is_type(std::string_view type) const noexcept;
+  /// is_type of any of the types in a list separated by blanks.
+  [[nodiscard]] bool is_one_of(std::string_view types) const noexcept;
 };
 
 /// Reads what is there; what contradicts itself or is of the wrong kind is an error in `found`.
 [[nodiscard]] model_config read_model_config(config_sources const& sources, diagnostics& found);
-
-/// The activation of the experts as the library runs it. A family that clamps gets its parameters
-/// from the config: when they are missing, or the name is unknown, that is an error in `found` and
-/// the answer is empty. They are never filled in.
-[[nodiscard]] std::optional<activation_spec> expert_activation(model_config const& config,
-                                                               diagnostics& found);
 
 /// Whether activations are declared to be quantised on the fly.
 [[nodiscard]] activation_scheme activation_scheme_of(model_config const& config) noexcept;

@@ -13,7 +13,7 @@ class checkpoint_resolver {
  public:
   checkpoint_resolver(std::span<tensor_entry const> tensors, config_sources const& sources,
                       resolve_options const& options)
-      : options_(options) {
+      : options_(options), partial_(sources.partial) {
     result_.found = diagnostics(options.kept_per_rule);
     result_.assumed = options.assumed.texts;
     result_.config = read_model_config(sources, result_.found);
@@ -21,7 +21,6 @@ class checkpoint_resolver {
   }
 
   resolved_checkpoint resolve() {
-    result_.activation = expert_activation(result_.config, result_.found);
     result_.activation_scales = inventory_.activation_scales;
     result_.shared_expert_tensors = inventory_.shared_expert_tensors;
     result_.other_tensors = inventory_.other_tensors;
@@ -30,6 +29,7 @@ class checkpoint_resolver {
     resolve_dense(modules);
     check_layers();
     check_orientation();
+    find_activations();
     list_dialects();
     return std::move(result_);
   }
@@ -83,6 +83,7 @@ class checkpoint_resolver {
                           "no tensor is named like a routed expert");
       return;
     }
+    if (partial_) return;
     for (std::size_t i = 0; i < flags.size(); ++i) {
       if (!flags[i] || seen[i]) continue;
       result_.found.error(errc::invalid_argument, "missing-layer", "",
@@ -112,6 +113,42 @@ class checkpoint_resolver {
     }
   }
 
+  /// Nothing but running the experts needs it, so that what is not clear is no error here.
+  void find_activations() {
+    std::vector<std::string_view> told;
+    for (layer_entry& layer : result_.layers) {
+      bool const gated = is_gated(layer.schema);
+      layer.activation =
+          activation_of(result_.config, options_.assumed, {layer.layer, layer.mtp, gated});
+      std::string_view const refusal = layer.activation.refusal;
+      if (refusal.empty() || std::find(told.begin(), told.end(), refusal) != told.end()) continue;
+      told.push_back(refusal);
+      result_.found.warning("unknown-activation", "", "{} (only running the experts needs it)",
+                            refusal);
+    }
+    share_activation();
+    for (std::string const& key : options_.assumed.ignored) {
+      auto const& unknown = result_.config.activation.unknown;
+      bool const used = std::any_of(unknown.begin(), unknown.end(),
+                                    [&](auto const& entry) { return entry.key == key; });
+      if (used) continue;
+      result_.found.warning("unused-assumption", "",
+                            "ignore={}: no config has such a key that is not understood",
+                            escaped(key, 60));
+    }
+  }
+
+  void share_activation() {
+    auto const& layers = result_.layers;
+    if (layers.empty()) return;
+    auto const& first = layers.front().activation.spec;
+    bool const shared = first && std::all_of(layers.begin(), layers.end(), [&](auto const& layer) {
+                          auto const& spec = layer.activation.spec;
+                          return spec && same_activation(*first, *spec);
+                        });
+    if (shared) result_.activation = first;
+  }
+
   void list_dialects() {
     auto const add = [&](std::string_view id) {
       auto& ids = result_.dialects;
@@ -123,6 +160,7 @@ class checkpoint_resolver {
   }
 
   resolve_options const& options_;
+  bool partial_;
   module_inventory inventory_;
   resolved_checkpoint result_;
 };
@@ -142,8 +180,9 @@ resolved_checkpoint resolve(std::span<tensor_entry const> tensors, config_source
 }
 
 resolved_checkpoint resolve(folder const& opened, resolve_options const& options) {
-  return resolve(opened.tensors(), {opened.config(), opened.hf_quant_config(), opened.params()},
-                 options);
+  config_sources const sources = {opened.config(), opened.hf_quant_config(), opened.params(),
+                                  opened.is_single_file()};
+  return resolve(opened.tensors(), sources, options);
 }
 
 void require_sound(resolved_checkpoint const& resolved) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "checkpoint/diagnostics.hpp"
+#include "checkpoint/layer_activation.hpp"
 #include "checkpoint/model_config.hpp"
 #include "checkpoint/stack_format.hpp"
 #include "checkpoint/tensor_entry.hpp"
@@ -48,10 +49,11 @@ struct layer_entry {
   key_schema schema = key_schema::k1;
   std::string_view dialect;  ///< "D8", or "plain" for a layer that is not quantised
   index_t experts = 0;
-  bool sound = false;  ///< nothing of it is wrong: it can be loaded
-  projection_entry gate;
-  projection_entry up;
+  bool sound = false;     ///< nothing of it is wrong: it can be loaded
+  projection_entry gate;  ///< the one matrix of experts without a gate
+  projection_entry up;    ///< absent without a gate
   projection_entry down;
+  layer_activation activation;
 };
 
 /// A quantised module beside the routed experts: attention, dense layers, shared experts.
@@ -66,7 +68,7 @@ struct dense_entry {
 /// What a checkpoint is. It points into the tensors that it was resolved from.
 struct resolved_checkpoint {
   model_config config;
-  std::optional<activation_spec> activation;
+  std::optional<activation_spec> activation;  ///< that all layers share, if they do
   std::vector<std::string> assumed;        ///< what the user stated, to be recorded in any output
   std::vector<std::string_view> dialects;  ///< ids in use, "plain" among them
   std::vector<layer_entry> layers;         ///< the backbone in order, then MTP layers

@@ -1,4 +1,6 @@
+#include "checkpoint/activation_keys.hpp"
 #include "checkpoint/assumptions.hpp"
+#include "checkpoint/layer_activation.hpp"
 #include "checkpoint/model_config.hpp"
 #include "checkpoint/name_rules.hpp"
 #include "support/error_matcher.hpp"
@@ -6,8 +8,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace moe64::checkpoint {
 namespace {
@@ -269,11 +273,14 @@ TEST(quant_declaration, mixed_precision_is_declared_per_module) {
   EXPECT_EQ(groups.model.quant.scheme_of("model.layers.0.self_attn.q_proj").block_cols, 128);
 }
 
-TEST(expert_activation, is_read_and_never_filled_in) {
-  auto const of = [](std::string const& members) {
-    parsed result("{" + members + "}");
-    return expert_activation(result.model, result.found);
-  };
+layer_activation activation_in(std::string const& members, activation_query const& query = {},
+                               std::vector<std::string> const& assumed = {}) {
+  parsed const result("{" + members + "}");
+  return activation_of(result.model, parse_assumptions(assumed), query);
+}
+
+TEST(layer_activation, is_read_and_never_filled_in) {
+  auto const of = [](std::string const& members) { return activation_in(members).spec; };
   EXPECT_EQ(of(R"("model_type": "a", "hidden_act": "silu")")->kind, activation::silu_glu);
   EXPECT_EQ(of(R"("model_type": "a", "hidden_act": "gelu_pytorch_tanh")")->kind,
             activation::gelu_tanh_glu);
@@ -288,15 +295,82 @@ TEST(expert_activation, is_read_and_never_filled_in) {
        {R"("model_type": "a")", R"("model_type": "a", "hidden_act": "tanh")",
         R"("model_type": "deepseek_v4")", R"("model_type": "minimax_m3", "swiglu_limit": 7)",
         R"("model_type": "gpt_oss", "swiglu_limit": -1)",
+        R"("model_type": "deepseek_v4", "hidden_act": "gelu", "swiglu_limit": 7)",
+        R"("model_type": "a", "hidden_act": "silu", "text_config": {"hidden_act": "gelu"})",
+        R"("model_type": "a", "hidden_act": ["silu"])",
+        R"("model_type": "step3p5", "swiglu_limits": 7.0)",
+        R"("model_type": "step3p5", "swiglu_limits": ["7"])",
+        R"("model_type": "step3p5", "swiglu_limits": [-7.0])",
         R"("model_type": "a", "hidden_act": "silu", "swiglu_limit": 7)"}) {
     EXPECT_FALSE(of(members).has_value()) << members;
+    EXPECT_FALSE(activation_in(members).refusal.empty()) << members;
+  }
+}
+
+TEST(layer_activation, limits_of_mtp_layers_follow_those_of_the_backbone) {
+  std::string const step =
+      R"("model_type": "step3p5", "num_hidden_layers": 2, "swiglu_limits": [0.0, 7.0, 5.0])";
+  EXPECT_EQ(activation_in(step, {0}).spec->kind, activation::silu_glu);
+  EXPECT_EQ(activation_in(step, {1}).spec->limit, 7.0F);
+  EXPECT_EQ(activation_in(step, {2, true}).spec->limit, 5.0F);  // numbered on
+  EXPECT_EQ(activation_in(step, {0, true}).spec->limit, 5.0F);  // numbered anew
+  EXPECT_THAT(activation_in(step, {1, true}).refusal, HasSubstr("3 entries, none for MTP layer 1"));
+}
+
+TEST(layer_activation, experts_without_a_gate_have_functions_of_their_own) {
+  activation_query const alone{0, false, false};
+  auto const of = [&](std::string const& function) {
+    return activation_in(R"("model_type": "nemotron_h", "mlp_hidden_act": ")" + function + "\"",
+                         alone);
+  };
+  EXPECT_EQ(of("relu2").spec->kind, activation::relu2);
+  EXPECT_EQ(of("silu").spec->kind, activation::silu);
+  EXPECT_THAT(of("swiglu").refusal, HasSubstr("without a gate"));
+  EXPECT_THAT(activation_in(R"("model_type": "a", "hidden_act": "relu2")").refusal,
+              HasSubstr("with a gate"));
+}
+
+TEST(activation_keys, every_row_has_a_source_and_every_limit_a_family_that_clamps) {
+  for (activation_key const& row : activation_keys()) {
+    EXPECT_FALSE(row.source.empty()) << row.key;
+    bool const parameter =
+        row.role == activation_role::limit || row.role == activation_role::limits;
+    if (!parameter) continue;
+    std::string_view types = row.model_types;
+    EXPECT_FALSE(types.empty()) << row.key;
+    while (!types.empty()) {
+      std::string_view const type = types.substr(0, types.find(' '));
+      types.remove_prefix(std::min(types.size(), type.size() + 1));
+      model_config model;
+      model.model_type = type;
+      bool const clamps = std::any_of(
+          activation_families().begin(), activation_families().end(), [&](auto const& family) {
+            return family.clamped && model.is_one_of(family.model_types);
+          });
+      EXPECT_TRUE(clamps) << row.key << " of " << type;
+    }
+  }
+  for (activation_family const& family : activation_families()) {
+    EXPECT_FALSE(family.source.empty()) << family.model_types;
   }
 }
 
 TEST(assumptions, are_recorded_and_checked) {
-  std::vector<std::string> const texts = {
-      "dialect=D5",          "scale=mx32",       "block=64x32", "group=8", "grid=fused",
-      "gate_up=interleaved", "orientation=rows", "hidden=4",    "inter=5", "experts=6"};
+  std::vector<std::string> const texts = {"dialect=D5",
+                                          "scale=mx32",
+                                          "block=64x32",
+                                          "group=8",
+                                          "grid=fused",
+                                          "gate_up=interleaved",
+                                          "orientation=rows",
+                                          "hidden=4",
+                                          "inter=5",
+                                          "experts=6",
+                                          "activation=gptoss_glu",
+                                          "limit=7",
+                                          "alpha=1.5",
+                                          "ignore=a",
+                                          "ignore=b"};
   auto const assumed = parse_assumptions(texts);
   EXPECT_EQ(assumed.texts, texts);
   EXPECT_EQ(assumed.dialect, "D5");
@@ -305,10 +379,29 @@ TEST(assumptions, are_recorded_and_checked) {
   EXPECT_EQ(assumed.transposed, false);
   EXPECT_EQ(assumed.gate_up, gate_up_layout::interleaved);
   EXPECT_EQ(assumed.experts, 6);
-  for (std::string const text :
-       {"x=1", "dialect=D99", "scale=col", "block=128", "block=0x1", "block=axb", "group=", "group",
-        "grid=x", "gate_up=x", "orientation=x", "hidden=-1", "hidden=99999999999999999999", "=",
-        ""}) {
+  EXPECT_TRUE(same_activation(*assumed.activation, {activation::gptoss_glu, 1.5F, 7.0F}));
+  EXPECT_EQ(assumed.ignored, (std::vector<std::string>{"a", "b"}));
+  for (std::string const text : {"x=1",
+                                 "dialect=D99",
+                                 "scale=col",
+                                 "block=128",
+                                 "block=0x1",
+                                 "block=axb",
+                                 "group=",
+                                 "group",
+                                 "grid=x",
+                                 "gate_up=x",
+                                 "orientation=x",
+                                 "hidden=-1",
+                                 "hidden=99999999999999999999",
+                                 "=",
+                                 "",
+                                 "activation=mish",
+                                 "activation=step_glu",
+                                 "limit=7",
+                                 "alpha=1",
+                                 "limit=0",
+                                 "ignore="}) {
     std::vector<std::string> const one = {text};
     EXPECT_MOE64_ERROR(parse_assumptions(one), errc::invalid_argument, "[assume]", "expected");
   }
