@@ -1,11 +1,12 @@
 """The activation of a checkpoint: read per layer, by family; what is not understood is refused, but only where it runs."""
 
 import json
+import random
 import struct
 import unittest
 
-from checkpoint_test import (BAD_INPUT, CONFIG, EXPERTS, HIDDEN, INTER, LAYERS, OK, UNSUPPORTED, Tool, expert_tensors,
-                             write_safetensors)
+from checkpoint_test import (BAD_INPUT, CONFIG, EXPERTS, HIDDEN, INTER, LAYERS, OK, UNSUPPORTED, Tool, codes,
+                             expert_tensors)
 
 GEOMETRY = {"hidden_size": HIDDEN, "moe_intermediate_size": INTER, "num_experts": EXPERTS, "num_experts_per_tok": 2,
             "num_hidden_layers": LAYERS}
@@ -173,6 +174,23 @@ class RealCheckpoints(Described):
         self.folder = self.folder / "out"
         self.assertEqual([layer["dialect"] for layer in self.object(OK, "inspect")["layers"]], ["D30"] * LAYERS)
         self.expect(OK, "run", "--layer", "1")
+
+    def test_nemotron_in_fp8_of_modelopt(self):
+        config = {**GEOMETRY, "model_type": "nemotron_h", "mlp_hidden_act": "relu2",
+                  "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+        tensors, source = {}, random.Random(3)
+        for layer in range(LAYERS):
+            for expert in range(EXPERTS):
+                for part, (rows, cols) in (("up_proj", UP), ("down_proj", DOWN)):
+                    module = f"backbone.layers.{layer}.mixer.experts.{expert}.{part}"
+                    tensors[module + ".weight_scale"] = ("F32", (), struct.pack("<f", 0.03))
+                    tensors[module + ".weight"] = ("F8_E4M3", (rows, cols), codes(rows * cols, source))
+        tensors = dict(sorted(tensors.items(), key=lambda item: item[1][0]))  # F32 first: no gaps
+        found = self.describe(config, tensors)
+        self.assertEqual(found["dialects"], ["D20"])
+        self.assertEqual(found["totals"]["matched"], 2 * LAYERS * EXPERTS)
+        self.expect(OK, "run", "--layer", "2", "--backward")
+        self.expect(OK, "check")
 
     def test_nemotron_in_a_latent_space(self):
         config = {**GEOMETRY, "hidden_size": 4 * HIDDEN, "moe_latent_size": HIDDEN, "model_type": "nemotron_h",

@@ -131,11 +131,11 @@ typedef struct moe64_checkpoint_layer {
   int64_t experts;
   int64_t hidden;
   int64_t inter;
-  int64_t parameters;    ///< weights and biases of all experts
-  int64_t stored_bytes;  ///< values, scales and biases in the files
-  int64_t loaded_bytes;  ///< moe64_layer_bytes of all experts; 0 when it is not sound
-  moe64_projection_format gate;
-  moe64_projection_format up;
+  int64_t parameters;            ///< weights and biases of all experts
+  int64_t stored_bytes;          ///< values, scales and biases in the files
+  int64_t loaded_bytes;          ///< moe64_layer_bytes of all experts; 0 when it is not sound
+  moe64_projection_format gate;  ///< the one matrix before down of experts without a gate
+  moe64_projection_format up;    ///< rows 0 without a gate
   moe64_projection_format down;
 } moe64_checkpoint_layer;
 
