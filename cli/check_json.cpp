@@ -20,6 +20,7 @@ json to_json(matrix_statistics const& one) {
   object["scale_median"] = one.scale_median;
   object["scale_max"] = one.scale_max;
   object["amax"] = one.amax;
+  object["rms"] = one.rms;
   return object;
 }
 

@@ -34,6 +34,9 @@ struct matrix_statistics {
   double scale_max = 0.0;
   /// Largest weight, at most: largest code times largest scale. Exact for plain weights.
   double amax = 0.0;
+  /// Root mean square of the weights, of 2048 or more evenly spaced ones where there are more; the
+  /// median of the experts that are not all zero where it stands for all.
+  double rms = 0.0;
 };
 
 struct projection_statistics {
@@ -77,8 +80,24 @@ struct check_totals {
   double median_scale = 0.0;  ///< of the medians of all quantised matrices; 0: none
 };
 
+/// The matrices that a finding is about.
+struct finding_place {
+  index_t layer = -1;  ///< -1: it is about none
+  bool mtp = false;
+  std::string projection = {};  ///< as in projection_statistics; empty: all of the layer
+  index_t expert = -1;          ///< -1: all
+};
+
+/// A matrix, or all of a projection, with the worst level of what was found about it.
+struct finding_mark {
+  finding_level level = finding_level::note;
+  finding_place place;
+};
+
 struct check_report {
   std::vector<checkpoint_finding> findings;
+  std::vector<finding_place> places;  ///< of each finding
+  std::vector<finding_mark> marks;    ///< also of findings whose texts were not kept
   std::vector<rule_total> rules;
   check_totals totals;
   std::vector<layer_statistics> layers;

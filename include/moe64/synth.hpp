@@ -62,7 +62,7 @@ struct synth_model {
 struct synth_fault {
   std::string kind;  ///< "dropped-scale"
   std::string text;  ///< what is wrong then
-  bool value;        ///< only the numbers are wrong: opening the checkpoint cannot tell
+  bool value;        ///< opening the checkpoint cannot tell: only check() does
 };
 /// All kinds that synth_options::fault takes.
 [[nodiscard]] MOE64_API std::vector<synth_fault> synth_faults();

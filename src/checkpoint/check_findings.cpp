@@ -72,7 +72,7 @@ void judge_values(scan_item const& item, value_counts const& counts, diagnostics
                 "tensor {}{}: {} of {} {} numbers are NaN or infinite", quoted(tensor),
                 slice_text(item), counts.non_finite, counts.elements, name(item.values->type));
   }
-  if (item.role != scan_role::expert && item.role != scan_role::dense) return;
+  if (!is_matrix(item) && !is_plain_weight(item)) return;
   if (counts.elements > 0 && counts.largest == 0.0) {
     found.warning("all-zero", tensor, "tensor {}{}: all {} elements are zero", quoted(tensor),
                   slice_text(item), counts.elements);
@@ -112,6 +112,7 @@ void judge_layers(std::span<layer_statistics const> layers, diagnostics& found) 
     for (projection_statistics const& projection : layer.projections) {
       double const usual = projection.all.scale_median;
       for (matrix_statistics const& one : projection.experts) {
+        found.set_place({layer.layer, layer.mtp, projection.projection, one.expert});
         if (one.scale_median <= 0.0 || usual <= 0.0) continue;
         double const ratio = one.scale_median / usual;
         if (ratio <= unusual_ratio && ratio >= 1.0 / unusual_ratio) continue;
@@ -125,13 +126,39 @@ void judge_layers(std::span<layer_statistics const> layers, diagnostics& found) 
   }
 }
 
+/// Of an expert of a stack; names of single tensors say it themselves.
+matrix_place place_of(scan_item const& item, std::span<layer_statistics const> layers) {
+  if (item.role != scan_role::expert || !item.format->stacked) return {};
+  layer_statistics const& layer = layers[static_cast<std::size_t>(item.layer)];
+  return {layer.layer, layer.mtp,
+          layer.projections[static_cast<std::size_t>(item.projection)].projection, item.expert};
+}
+
 }  // namespace
+
+std::string text_of(scan_item const& item) {
+  return fmt::format("tensor {}{}", quoted(item.values->name), slice_text(item));
+}
+
+bool is_matrix(scan_item const& item) noexcept {
+  return item.role == scan_role::expert || item.role == scan_role::dense;
+}
+
+bool is_plain_weight(scan_item const& item) noexcept {
+  return item.role == scan_role::other && !is_codes(item.kind) && item.kind != value_kind::opaque &&
+         item.values->shape.size() == 2 && item.values->name.ends_with(".weight");
+}
 
 void find_in_values(scanned const& all, std::span<layer_statistics const> layers,
                     double median_scale, diagnostics& found) {
   for (std::size_t i = 0; i < all.plan.items.size(); ++i) {
     scan_item const& item = all.plan.items[i];
     scan_result const& result = all.results[i];
+    found.set_place(place_of(item, layers));
+    for (std::string const& why : result.unreadable) {
+      found.error(errc::io_failure, "unreadable", item.values->name, "{}: {}", text_of(item), why);
+    }
+    if (!result.unreadable.empty()) continue;  // what was read of it may be misleading
     if (item.role == scan_role::activation_scale) {
       judge_activation(item, result.scales, found);
     } else if (item.role == scan_role::weight_shape) {
@@ -140,9 +167,13 @@ void find_in_values(scanned const& all, std::span<layer_statistics const> layers
       if (item.scales != nullptr && !is_repeated_scale(item)) judge_scales(item, result, found);
       if (item.global != nullptr) judge_global(item, result, found);
       judge_values(item, result.values, found);
+      judge_contents(item, result, found);
     }
   }
   judge_layers(layers, found);
+  found.set_place({});
+  compare_sizes(all, layers, found);
+  find_repetitions(all, found);
   if (median_scale > 1.0) {
     found.error(errc::invalid_argument, "scale-direction", "",
                 "the median scale is {:.3g}: scales look like quantisation factors (448 / amax), "

@@ -6,13 +6,6 @@
 namespace moe64::checkpoint {
 namespace {
 
-double median_of(std::vector<double>& values) {
-  if (values.empty()) return 0.0;
-  auto const middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 matrix_statistics matrix_of(scan_item const& item, scan_result const& result) {
   matrix_statistics one;
   one.expert = item.expert;
@@ -23,6 +16,7 @@ matrix_statistics matrix_of(scan_item const& item, scan_result const& result) {
   one.scales = result.scales.scales;
   one.wrong_scales = wrong_scales(result);
   one.amax = result.values.largest;
+  one.rms = weight_rms(item, result);
   if (item.scales == nullptr) return one;
   double const factor = global_factor(item, result);
   if (std::isfinite(result.scales.smallest)) one.scale_min = result.scales.smallest * factor;
@@ -35,6 +29,7 @@ matrix_statistics matrix_of(scan_item const& item, scan_result const& result) {
 matrix_statistics summary_of(std::span<matrix_statistics const> experts) {
   matrix_statistics all;
   std::vector<double> medians;
+  std::vector<double> sizes;
   for (matrix_statistics const& one : experts) {
     all.elements += one.elements;
     all.non_finite += one.non_finite;
@@ -43,16 +38,29 @@ matrix_statistics summary_of(std::span<matrix_statistics const> experts) {
     all.scales += one.scales;
     all.wrong_scales += one.wrong_scales;
     all.amax = std::max(all.amax, one.amax);
+    if (one.rms > 0.0) sizes.push_back(one.rms);
     if (one.scale_median <= 0.0) continue;
     all.scale_min = medians.empty() ? one.scale_min : std::min(all.scale_min, one.scale_min);
     all.scale_max = std::max(all.scale_max, one.scale_max);
     medians.push_back(one.scale_median);
   }
   all.scale_median = median_of(medians);
+  all.rms = median_of(sizes);
   return all;
 }
 
 }  // namespace
+
+double median_of(std::vector<double>& values) {
+  if (values.empty()) return 0.0;
+  auto const middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double weight_rms(scan_item const& item, scan_result const& result) {
+  return result.sample.rms() * global_factor(item, result);
+}
 
 double global_factor(scan_item const& item, scan_result const& result) {
   if (!result.global) return 1.0;

@@ -95,7 +95,31 @@ stored_range<typename Rule::stored> range_of(std::byte const* data, std::size_t 
   return {least, most, fraction};
 }
 
+template <class Rule>
+double number_as(std::span<std::byte const> bytes, index_t i) {
+  return static_cast<double>(
+      Rule::decode(load<typename Rule::stored>(bytes.data(), static_cast<std::size_t>(i))));
+}
+
 }  // namespace
+
+double scale_number(file_dtype type, std::span<std::byte const> bytes, index_t i) {
+  switch (type) {
+    case file_dtype::f32:
+      return number_as<f32_rule>(bytes, i);
+    case file_dtype::bf16:
+      return number_as<bf16_rule>(bytes, i);
+    case file_dtype::f16:
+      return number_as<f16_rule>(bytes, i);
+    case file_dtype::u8:
+    case file_dtype::f8_e8m0:
+      return number_as<e8m0_rule>(bytes, i);
+    case file_dtype::f8_e4m3:
+      return number_as<e4m3_rule>(bytes, i);
+    default:
+      fail(errc::internal, "[check] {} holds no scales", name(type));
+  }
+}
 
 void scale_counts::add(scale_counts const& other) noexcept {
   scales += other.scales;

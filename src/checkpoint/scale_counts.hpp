@@ -25,6 +25,9 @@ struct scale_counts {
   friend bool operator==(scale_counts const&, scale_counts const&) = default;
 };
 
+/// Scale i of an array as a number. U8 are exponents.
+[[nodiscard]] double scale_number(file_dtype type, std::span<std::byte const> bytes, index_t i);
+
 /// Looks once at a row of scales that comes in pieces, and remembers which are zero.
 class scale_scanner {
  public:

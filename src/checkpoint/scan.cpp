@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 #include <memory>
+#include <utility>
 
 namespace moe64::checkpoint {
 namespace {
@@ -55,12 +56,63 @@ bool is_zero_code(value_kind kind, std::byte const* data, index_t i) {
   return (std::to_integer<unsigned>(data[i]) & 0x7fU) == 0;
 }
 
+/// Samples the elements of a band and looks for its zero bytes, piece by piece.
+class value_look {
+ public:
+  value_look(scan_item const& item, index_t begin, scan_result& result)
+      : item_(item),
+        begin_(begin),
+        element_bits_(bits(item.kind, item.values->type)),
+        step_(sample_step(item.value_bytes * 8 / element_bits_)),
+        result_(result) {
+    result_.sample.begin = begin;
+    result_.zeros.begin = result_.zeros.end = begin;
+  }
+
+  /// `scale_of` is asked for the scale of an element; it has none when it only fills a row.
+  template <class ScaleOf>
+  void at(index_t offset, std::span<std::byte const> piece, ScaleOf const& scale_of) {
+    if (item_.kind == value_kind::opaque) return;
+    result_.zeros.append(find_zeros(piece, begin_ + offset));
+    index_t const from = (begin_ + offset) * 8 / element_bits_;
+    index_t const end = from + std::ssize(piece) * 8 / element_bits_;
+    for (index_t i = ceil_div(from, step_) * step_; i < end; i += step_) {
+      std::optional<double> const scale = scale_of(i);
+      if (scale) result_.sample.add(number_at(item_.kind, piece, i - from), *scale);
+    }
+  }
+
+ private:
+  scan_item const& item_;
+  index_t begin_;
+  index_t element_bits_;
+  index_t step_;
+  scan_result& result_;
+};
+
 class band_scanner {
  public:
   band_scanner(folder const& files, scan_plan const& plan, piece_buffer& buffer,
                progress_counter& progress)
       : files_(files), plan_(plan), buffer_(buffer), progress_(progress) {}
 
+  /// A disk that cannot give some bytes is a finding; a file that changed meanwhile ends the scan.
+  scan_result scan_if_readable(scan_band const& band) {
+    try {
+      return scan(band);
+    } catch (error const& e) {
+      if (e.code() != errc::io_failure) throw;
+      scan_item const& item = plan_.items[static_cast<std::size_t>(band.item)];
+      for (tensor_entry const* const tensor : {item.values, item.scales, item.global}) {
+        if (tensor != nullptr) files_.check_unchanged(tensor->shard);
+      }
+      scan_result result;
+      result.unreadable.emplace_back(e.what());
+      return result;
+    }
+  }
+
+ private:
   scan_result scan(scan_band const& band) {
     scan_item const& item = plan_.items[static_cast<std::size_t>(band.item)];
     scan_result result;
@@ -74,9 +126,11 @@ class band_scanner {
       return result;
     }
     if (item.scales == nullptr) {
+      value_look look(item, band.begin, result);
       each_piece(*item.values, item.value_begin + band.begin, item.value_begin + band.end,
-                 [&](index_t, auto piece) {
+                 [&](index_t offset, auto piece) {
                    result.values.add(count_values(item.kind, item.values->type, piece));
+                   look.at(offset, piece, [](index_t) { return std::optional(1.0); });
                  });
       return result;
     }
@@ -84,7 +138,6 @@ class band_scanner {
     return result;
   }
 
- private:
   /// use(offset from begin, bytes) of the bytes [begin, end) of a tensor.
   template <class Use>
   void each_piece(tensor_entry const& tensor, index_t begin, index_t end, Use const& use) {
@@ -104,12 +157,17 @@ class band_scanner {
                           (band.end - band.begin) * scale_cols);
     shared_scales const* const shared =
         item.shared < 0 ? nullptr : &plan_.shared[static_cast<std::size_t>(item.shared)];
+    scales_.clear();
+    auto const take = [&](std::span<std::byte const> piece) {
+      scanner.add(piece);
+      scales_.insert(scales_.end(), piece.begin(), piece.end());
+    };
     if (shared != nullptr && shared->has_scale) {
-      scanner.add(std::span(shared->scale).first(static_cast<std::size_t>(scale_bytes)));
+      take(std::span(shared->scale).first(static_cast<std::size_t>(scale_bytes)));
     } else {
       each_piece(*item.scales, item.scale_begin + band.begin * scale_cols * scale_bytes,
                  item.scale_begin + band.end * scale_cols * scale_bytes,
-                 [&](index_t, auto piece) { scanner.add(piece); });
+                 [&](index_t, auto piece) { take(piece); });
     }
     result.scales = scanner.counts();
     if (double const median = scanner.median(); median > 0.0) result.medians.push_back(median);
@@ -119,11 +177,20 @@ class band_scanner {
     index_t const first = grid.rows.begin(band.begin) * grid.pitch;
     index_t const last = grid.rows.begin(band.end) * grid.pitch;
     zero_blocks zeros{scanner, grid, band, {}, 0};
+    auto const scale_of = [&](index_t element) -> std::optional<double> {
+      index_t const row = element / grid.pitch;
+      index_t const col = element % grid.pitch;
+      if (col >= grid.cols.extent) return std::nullopt;
+      index_t const scale = (grid.rows.at(row) - band.begin) * scale_cols + grid.cols.at(col);
+      return scale_number(item.format->scale_type, scales_, scale);
+    };
+    value_look look(item, first * element_bits / 8, result);
     each_piece(*item.values, item.value_begin + first * element_bits / 8,
                item.value_begin + last * element_bits / 8, [&](index_t offset, auto piece) {
                  index_t const from = first + offset * 8 / element_bits;
                  result.values.add(count_codes(item, grid, from, piece));
                  if (result.scales.zero > 0) zeros.look(item.kind, element_bits, from, piece);
+                 look.at(offset, piece, scale_of);
                });
     result.wrong_zeros = zeros.wrong;
   }
@@ -214,6 +281,7 @@ class band_scanner {
   scan_plan const& plan_;
   piece_buffer& buffer_;
   progress_counter& progress_;
+  std::vector<std::byte> scales_;  // of the band
 };
 
 void merge(scan_result& into, scan_result&& part) {
@@ -223,6 +291,28 @@ void merge(scan_result& into, scan_result&& part) {
   into.wrong_zeros += part.wrong_zeros;
   if (part.global) into.global = part.global;
   if (part.stated) into.stated = part.stated;
+}
+
+/// What depends on the order of bands, kept by band until all are there.
+struct band_look {
+  value_sample sample;
+  zero_stretch zeros;
+  std::string unreadable;
+};
+using band_looks = std::vector<band_look>;
+
+/// Bands are in the order of the files, and those of an item in its own.
+void fold_looks(scan_plan const& plan, band_looks const& looks, std::vector<scan_result>& results) {
+  for (std::size_t i = 0; i < looks.size(); ++i) {
+    scan_result& result = results[static_cast<std::size_t>(plan.bands[i].item)];
+    if (!looks[i].unreadable.empty()) {
+      result.unreadable.push_back(looks[i].unreadable);
+      result.zeros.trailing = 0;  // no run goes on behind a gap
+      continue;
+    }
+    result.sample.append(looks[i].sample);
+    result.zeros.append(looks[i].zeros);
+  }
 }
 
 /// One scale of a whole stack is judged with the first expert: it is wrong when it is for any.
@@ -248,6 +338,7 @@ double scan_result::median_scale() const {
 std::vector<scan_result> run_scan(folder const& files, scan_plan const& plan, stream where,
                                   progress_counter& progress) {
   std::vector<scan_result> results(plan.items.size());
+  band_looks looks(plan.bands.size());
   std::mutex mutex;  // bands of one item run at the same time
   buffer_stock stock;
   progress.add(plan.read_bytes);
@@ -257,13 +348,17 @@ std::vector<scan_result> run_scan(folder const& files, scan_plan const& plan, st
     band_scanner scanner(files, plan, *buffer, progress);
     for (index_t i = plan.tasks[number]; i < plan.tasks[number + 1]; ++i) {
       scan_band const& band = plan.bands[static_cast<std::size_t>(i)];
-      scan_result part = scanner.scan(band);
+      scan_result part = scanner.scan_if_readable(band);
+      band_look& look = looks[static_cast<std::size_t>(i)];
+      look = {part.sample, part.zeros, {}};
+      if (!part.unreadable.empty()) look.unreadable = std::move(part.unreadable.front());
       std::scoped_lock const lock(mutex);
       merge(results[static_cast<std::size_t>(band.item)], std::move(part));
     }
     stock.give(std::move(buffer));
   });
   fold_shared(plan, results);
+  fold_looks(plan, looks, results);
   for (index_t shard = 0; shard < std::ssize(files.shards()); ++shard) files.check_unchanged(shard);
   return results;
 }

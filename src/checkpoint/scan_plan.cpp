@@ -96,7 +96,11 @@ class planner {
     shared_scales both;
     auto const read = [&](tensor_entry const& tensor, std::array<std::byte, 4>& into) {
       if (tensor.bytes < 1 || tensor.bytes > std::ssize(into)) return false;
-      files_.read(tensor, 0, std::span(into).first(static_cast<std::size_t>(tensor.bytes)));
+      try {
+        files_.read(tensor, 0, std::span(into).first(static_cast<std::size_t>(tensor.bytes)));
+      } catch (error const&) {
+        return false;  // the scan meets it again, and says so
+      }
       plan_.read_bytes += tensor.bytes;
       return true;
     };

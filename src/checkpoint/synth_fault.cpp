@@ -4,6 +4,7 @@
 #include "core/fail.hpp"
 #include "core/float8.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace moe64::checkpoint {
@@ -33,6 +34,21 @@ constexpr synth_fault_row rows[] = {
     {kind::reciprocal_scale, "reciprocal-scale",
      "every scale is the reciprocal of what it should be", true},
     {kind::uneven_scale, "uneven-scale", "one scale is no power of two where all should be", true},
+    {kind::inverted_layer, "inverted-layer", "the scales of one layer are reciprocals", true},
+    {kind::inverted_projection, "inverted-projection",
+     "the scales of up in every layer are reciprocals", true},
+    {kind::inverted_matrix, "inverted-matrix", "the scales of one expert's up are reciprocals",
+     true},
+    {kind::scaled_layer, "scaled-layer", "the scales of one layer are 448 times too large", true},
+    {kind::unit_scale, "unit-scale", "every scale is 1", true},
+    {kind::zero_hole, "zero-hole", "up to 32 KiB in the middle of a weight are zero bytes", true},
+    {kind::zero_matrix, "zero-matrix", "every code of one matrix is zero", true},
+    {kind::missing_embeddings, "missing-embeddings", "the token embeddings are not there", true},
+    {kind::missing_router, "missing-router", "the router of one layer is not there", true},
+    {kind::missing_attention, "missing-attention",
+     "the output projection of one layer's attention is not there", true},
+    {kind::missing_shared_expert, "missing-shared-expert",
+     "the down projection of one layer's shared expert is not there", true},
 };
 
 template <class Number>
@@ -66,11 +82,45 @@ void change_scales(file_dtype type, std::span<std::byte> bytes, bool all, Change
   }
 }
 
+/// Faults of files and names, and those of values that need no scale.
+bool fits_plain_weights(kind fault) {
+  return fault == kind::truncated_shard || fault == kind::missing_shard ||
+         fault == kind::wrong_index || fault == kind::duplicate_tensor ||
+         fault == kind::zero_hole || fault == kind::zero_matrix || takes_away(fault);
+}
+
+index_t slice_bytes(module_format const& format) {
+  index_t const element_bits =
+      format.values == value_codec::plain || format.values == value_codec::e4m3
+          ? bits(format.value_type)
+          : 4;
+  return checked_mul(format.rows, format.cols) * element_bits / 8;
+}
+
 bool is_exponent(file_dtype type) { return type == file_dtype::u8 || type == file_dtype::f8_e8m0; }
 
 }  // namespace
 
 std::span<synth_fault_row const> synth_fault_table() noexcept { return rows; }
+
+synth_fault_reach reach_of(synth_fault_kind fault) noexcept {
+  switch (fault) {
+    case kind::reciprocal_scale:
+    case kind::unit_scale:
+      return synth_fault_reach::all;
+    case kind::inverted_layer:
+    case kind::scaled_layer:
+      return synth_fault_reach::layer;
+    case kind::inverted_projection:
+      return synth_fault_reach::projection;
+    default:
+      return synth_fault_reach::one;
+  }
+}
+
+bool takes_away(synth_fault_kind fault) noexcept {
+  return fault >= kind::missing_embeddings && fault <= kind::missing_shared_expert;
+}
 
 synth_fault_kind synth_fault_named(std::string_view name) {
   if (name.empty()) return kind::none;
@@ -84,10 +134,7 @@ synth_fault_kind synth_fault_named(std::string_view name) {
 }
 
 std::string_view synth_fault_refusal(synth_fault_kind fault, module_format const& format) {
-  if (format.row == nullptr && fault != kind::truncated_shard && fault != kind::missing_shard &&
-      fault != kind::wrong_index && fault != kind::duplicate_tensor) {
-    return "has no quantised weights";
-  }
+  if (format.row == nullptr && !fits_plain_weights(fault)) return "has no quantised weights";
   switch (fault) {
     case kind::missing_expert:
       return format.stacked ? "stores all experts in one tensor" : "";
@@ -95,6 +142,9 @@ std::string_view synth_fault_refusal(synth_fault_kind fault, module_format const
       return format.row->block == block_rule::declared ? "" : "states no block";
     case kind::missing_declaration:
       return "";
+    case kind::zero_hole:
+      return slice_bytes(format) < 2 * least_synth_hole ? "has matrices of less than 8 KiB here"
+                                                        : "";
     case kind::nan_code:
       return format.values == value_codec::e4m3 ? "" : "has codes that are never NaN";
     case kind::zero_scale:
@@ -114,6 +164,14 @@ void plant_in_values(synth_fault_kind fault, module_format const& format,
   auto const change = [&](bool all, auto const& changed) {
     change_scales(format.scale_type, bytes.scales, all, changed);
   };
+  // where there is a second scale, it is the one that has the room for it
+  auto const change_all = [&](auto const& changed) {
+    if (bytes.global.empty()) {
+      change(true, changed);
+    } else {
+      change_scales(file_dtype::f32, bytes.global, true, changed);
+    }
+  };
   switch (fault) {
     case kind::nan_code:
       bytes.values[bytes.values.size() / 2] = std::byte{0x7f};
@@ -131,12 +189,28 @@ void plant_in_values(synth_fault_kind fault, module_format const& format,
       change(false, [](float scale) { return scale * 1.5F; });
       break;
     case kind::reciprocal_scale:
-      if (bytes.global.empty()) {
-        change(true, [](float scale) { return 1.0F / scale; });
-      } else {
-        change_scales(file_dtype::f32, bytes.global, true,
-                      [](float scale) { return 1.0F / scale; });
-      }
+    case kind::inverted_layer:
+    case kind::inverted_projection:
+    case kind::inverted_matrix:
+      change_all([](float scale) { return 1.0F / scale; });
+      break;
+    case kind::scaled_layer: {
+      bool const divides = format.scales == scale_codec::nv16_div;
+      change_all([=](float scale) { return divides ? scale / 448.0F : scale * 448.0F; });
+      break;
+    }
+    case kind::unit_scale:
+      change(true, [](float) { return 1.0F; });
+      break;
+    case kind::zero_hole: {
+      std::size_t const hole =
+          std::min(static_cast<std::size_t>(synth_hole_bytes), bytes.values.size() / 2);
+      std::ranges::fill(bytes.values.subspan(bytes.values.size() / 3 + 33, hole), std::byte{0});
+      break;
+    }
+    case kind::zero_matrix:
+      std::ranges::fill(bytes.values,
+                        format.values == value_codec::int4x8 ? std::byte{0x88} : std::byte{0});
       break;
     default:
       break;

@@ -30,6 +30,17 @@ enum class synth_fault_kind : std::uint8_t {
   negative_scale,
   reciprocal_scale,
   uneven_scale,
+  inverted_layer,
+  inverted_projection,
+  inverted_matrix,
+  scaled_layer,
+  unit_scale,
+  zero_hole,
+  zero_matrix,
+  missing_embeddings,
+  missing_router,
+  missing_attention,
+  missing_shared_expert,
 };
 
 struct synth_fault_row {
@@ -38,6 +49,16 @@ struct synth_fault_row {
   std::string_view text;
   bool value;  ///< opening cannot tell
 };
+
+/// Which matrices a fault of values is planted in.
+enum class synth_fault_reach : std::uint8_t { one, layer, projection, all };
+[[nodiscard]] synth_fault_reach reach_of(synth_fault_kind kind) noexcept;
+/// Whether it takes away a tensor beside the experts.
+[[nodiscard]] bool takes_away(synth_fault_kind kind) noexcept;
+
+/// Bytes of a hole of zeros: these, or half of a matrix that is smaller than two of them.
+inline constexpr index_t synth_hole_bytes = 32768;
+inline constexpr index_t least_synth_hole = 4096;
 [[nodiscard]] std::span<synth_fault_row const> synth_fault_table() noexcept;
 
 /// The kind of that name; errc::invalid_argument lists them.
@@ -62,7 +83,7 @@ struct synth_bytes {
   std::span<std::byte> scales;
   std::span<std::byte> global;
 };
-/// Changes numbers. A reciprocal is for every module, the others for the chosen one.
+/// Changes the numbers of one slice.
 void plant_in_values(synth_fault_kind kind, module_format const& format, synth_bytes const& bytes);
 
 }  // namespace moe64::checkpoint

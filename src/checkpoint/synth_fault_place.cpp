@@ -15,11 +15,6 @@ std::string_view fault_name(kind wanted) {
   return "none";
 }
 
-bool is_up(synth_module const& module) {
-  return module.name.ends_with("up_proj") || module.name.ends_with("w3") ||
-         module.name.ends_with("input_linear");
-}
-
 new_tensor& file_of(synth_plan& plan, index_t tensor) {
   return plan.tensors[static_cast<std::size_t>(tensor)].file;
 }
@@ -27,6 +22,51 @@ new_tensor& file_of(synth_plan& plan, index_t tensor) {
 void drop(synth_plan& plan, index_t& tensor) {
   file_of(plan, tensor).name.clear();
   tensor = -1;
+}
+
+bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> endings) {
+  return std::any_of(endings.begin(), endings.end(),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+/// Whether a tensor beside the experts is of that kind; `inner` is its name within its layer.
+bool is_taken_away(kind fault, std::string_view name, std::string_view inner) {
+  switch (fault) {
+    case kind::missing_embeddings:
+      return inner.empty() && name.find("embed") != std::string_view::npos;
+    case kind::missing_router:
+      return ends_with_any("." + std::string(inner),
+                           {".gate.weight", ".router.weight", ".router.layer.weight"});
+    case kind::missing_attention:
+      return ends_with_any(inner, {"attn.o_proj.weight", "attn.out_proj.weight", "attn.wo_b.weight",
+                                   "attention.wo.weight"});
+    case kind::missing_shared_expert:
+      return inner.find("share") != std::string_view::npos &&
+             ends_with_any(inner, {"down_proj.weight", "w2.weight"});
+    default:
+      return false;
+  }
+}
+
+/// "model.layers.3." of "model.layers.3.mlp.experts.0.up_proj".
+std::string_view layer_prefix(std::string_view module) {
+  auto const at = module.find("layers.");
+  return at == std::string_view::npos ? module : module.substr(0, module.find('.', at + 7) + 1);
+}
+
+index_t tensor_taken_away(synth_plan const& plan, synth_module const& target) {
+  std::string_view const prefix = layer_prefix(target.name);
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    std::string_view const name = plan.tensors[i].file.name;
+    bool const inside = name.starts_with(prefix);
+    std::string_view const inner = inside ? name.substr(prefix.size()) : std::string_view();
+    bool const wanted = inside || plan.fault.kind == kind::missing_embeddings;
+    if (!plan.tensors[i].part && wanted && is_taken_away(plan.fault.kind, name, inner)) {
+      return static_cast<index_t>(i);
+    }
+  }
+  fail(errc::invalid_argument, "[synth] fault '{}' does not fit {}, which has no such tensor",
+       fault_name(plan.fault.kind), plan.like);
 }
 
 void drop_expert(synth_plan& plan, synth_module const& target) {
@@ -40,6 +80,11 @@ void drop_expert(synth_plan& plan, synth_module const& target) {
 }
 
 }  // namespace
+
+bool is_up(synth_module const& module) noexcept {
+  return module.name.ends_with("up_proj") || module.name.ends_with("w3") ||
+         module.name.ends_with("input_linear");
+}
 
 void choose_synth_fault(synth_plan& plan) {
   synth_fault_plan& fault = plan.fault;
@@ -64,13 +109,24 @@ void choose_synth_fault(synth_plan& plan) {
     fail(errc::invalid_argument, "[synth] fault '{}' does not fit {}, which {}",
          fault_name(fault.kind), plan.dialect, refusal);
   }
-  bool const in_values = fault.kind == kind::nan_code || fault.kind == kind::duplicate_tensor ||
+  if (takes_away(fault.kind)) {
+    fault.tensor = file_of(plan, tensor_taken_away(plan, module)).name;
+    return;
+  }
+  bool const in_values = fault.kind == kind::zero_hole || fault.kind == kind::zero_matrix ||
+                         fault.kind == kind::nan_code || fault.kind == kind::duplicate_tensor ||
                          fault.kind == kind::wrong_index || module.scales < 0;
   fault.tensor = file_of(plan, in_values ? module.values : module.scales).name;
 }
 
 void plant_in_names(synth_plan& plan) {
   if (plan.fault.module < 0) return;
+  if (takes_away(plan.fault.kind)) {
+    for (synth_tensor& tensor : plan.tensors) {
+      if (tensor.file.name == plan.fault.tensor) tensor.file.name.clear();
+    }
+    return;
+  }
   synth_module& target = plan.modules[static_cast<std::size_t>(plan.fault.module)];
   switch (plan.fault.kind) {
     case kind::dropped_scale:

@@ -63,6 +63,9 @@ struct synth_plan {
 index_t add_synth_part(synth_plan& plan, synth_module const& module, std::string_view word,
                        file_dtype type, std::vector<index_t> shape);
 
+/// Whether it is an up projection, or gate and up in one.
+[[nodiscard]] bool is_up(synth_module const& module) noexcept;
+
 /// Chooses the module that a fault is planted in: the last expert of the middle quantised layer,
 /// since no reader may trust the first one. errc::invalid_argument when the format cannot have it.
 void choose_synth_fault(synth_plan& plan);

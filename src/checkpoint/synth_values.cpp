@@ -53,8 +53,8 @@ class slice_writer {
     deviation_ = four_bits ? four_bit_deviation : weight_deviation;
     index_t const own = plan.fault.module;
     bool const chosen = own >= 0 && &plan.modules[static_cast<std::size_t>(own)] == &module;
-    bool const every = plan.fault.is(synth_fault_kind::reciprocal_scale);
-    if (chosen || every) fault_ = plan.fault.kind;
+    reach_ = reach_of(plan.fault.kind);
+    if (own >= 0 && (chosen || is_reached(plan, module))) fault_ = plan.fault.kind;
   }
 
   void make(index_t slice, bool last) {
@@ -65,8 +65,8 @@ class slice_writer {
       write(stack);
     }
     if (format_.values == value_codec::int4x8) int4_from_offset(values_);
-    bool const once = fault_ == synth_fault_kind::reciprocal_scale || last;
-    if (once && format_.row != nullptr) {
+    bool const every = reach_ != synth_fault_reach::one;
+    if (every || last) {
       plant_in_values(fault_, format_, {values_, scales_, global_});
     }
   }
@@ -76,6 +76,22 @@ class slice_writer {
   [[nodiscard]] std::span<std::byte const> global() const { return global_; }
 
  private:
+  [[nodiscard]] bool is_reached(synth_plan const& plan, synth_module const& module) const {
+    synth_module const& own = plan.modules[static_cast<std::size_t>(plan.fault.module)];
+    if (module.format.row == nullptr) return false;
+    switch (reach_) {
+      case synth_fault_reach::one:
+        return false;
+      case synth_fault_reach::layer:
+        return module.layer == own.layer;
+      case synth_fault_reach::projection:
+        return is_up(module);
+      case synth_fault_reach::all:
+        return true;
+    }
+    return false;
+  }
+
   /// Layers and experts differ a little in size, as trained ones do.
   void draw(index_t slice, int part, stack_format const& stack) {
     auto const expert = static_cast<std::uint64_t>(module_.expert + slice);
@@ -159,6 +175,7 @@ class slice_writer {
   module_format const& format_;
   std::uint64_t seed_;
   synth_fault_kind fault_ = synth_fault_kind::none;
+  synth_fault_reach reach_ = synth_fault_reach::one;
   float deviation_ = weight_deviation;
   std::vector<float> numbers_;
   std::vector<std::byte> values_;

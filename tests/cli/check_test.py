@@ -22,11 +22,17 @@ def config(**more):
             "quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}} | more
 
 
+BESIDE_EXPERTS = ["input_layernorm", "post_attention_layernorm", "mlp.gate"] + [
+    f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
+
+
 def tensors():
     """Name -> (dtype, shape, bytes) of a sound checkpoint: scales around 2^-11, every finite code."""
     finite = bytes(code for code in range(256) if code & 0x7f != 0x7f)
-    made = {"model.norm.weight": ("BF16", [HIDDEN], struct.pack("<H", 0x3f80) * HIDDEN)}
+    ones = ("BF16", [HIDDEN], struct.pack("<H", 0x3f80) * HIDDEN)
+    made = {"model.embed_tokens.weight": ones, "model.norm.weight": ones}
     for layer in range(LAYERS):
+        made |= {f"model.layers.{layer}.{name}.weight": ones for name in BESIDE_EXPERTS}
         for expert in range(EXPERTS):
             for name, rows, cols in (("gate_proj", INTER, HIDDEN), ("up_proj", INTER, HIDDEN),
                                      ("down_proj", HIDDEN, INTER)):
@@ -163,7 +169,24 @@ class Check(unittest.TestCase):
         made = {name: (dtype, shape, struct.pack("<f", 4000.0) * (len(content) // 4) if dtype == "F32" else content)
                 for name, (dtype, shape, content) in tensors().items()}
         write(self.folder, made)
-        self.assertEqual(self.rules(FAILED), {"scale-direction": 1})
+        rules = self.rules(FAILED)
+        self.assertEqual(rules["scale-direction"], 1)
+        self.assertEqual(rules["weight-size"], 3 * LAYERS)
+
+    def test_missing_parts_of_the_architecture(self):
+        made = tensors()
+        del made["model.embed_tokens.weight"], made["model.layers.1.mlp.gate.weight"]
+        for layer in range(LAYERS):
+            del made[f"model.layers.{layer}.self_attn.q_proj.weight"]
+        write(self.folder, made)
+        self.assertEqual(self.rules(FAILED), {"missing-tensor": 3})
+        text = self.check(FAILED)
+        self.assertIn("'model.embed_tokens.weight' (embeddings) is not there; ", text)
+        self.assertIn("'model.layers.1.mlp.gate.weight' (router) is not there; ", text)
+        self.assertIn("q_proj.weight' (attention) is not there, nor those of 2 of 2 layers: 0 to 1; ", text)
+        # nobody expects a whole model of a single file of it
+        self.folder = self.folder / "model.safetensors"
+        self.assertNotIn("missing-tensor", self.check(OK, "--assume", "scale=block", "--assume", "block=16x16"))
 
     def test_assumptions(self):
         write(self.folder, tensors(), quantization_config={"quant_method": "fp8"})

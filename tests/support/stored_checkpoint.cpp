@@ -46,25 +46,46 @@ index_t counting_files::read_at(int descriptor, std::span<std::byte> into, index
 
 stored_checkpoint::stored_checkpoint(checkpoint_builder described, index_t shards)
     : described_(std::move(described)), shards_(shards) {
-  for (std::string const& name : described_.names()) {
-    bytes_[name] = sound_bytes(described_, name);
-    file_dtype const type = described_.type_of(name);
-    auto const elements = static_cast<index_t>(bytes_[name].size()) * 8 / checkpoint::bits(type);
-    random_source const draw(std::hash<std::string>{}(name));
-    for (index_t i = 0; i < elements; ++i) {
-      if (name.ends_with("weight_shape")) {
-        bool const down = name.find("down_proj") != std::string::npos;
-        set<std::int64_t>(name, i, down == (i == 0) ? case_extents::hidden : case_extents::inter);
-      } else if (name.ends_with("weight_global_scale")) {
-        set_number(name, i, 0x1p11);  // it divides
-      } else if (is_scale(name) && type == f8_e4m3) {
-        set<std::uint8_t>(name, i, static_cast<std::uint8_t>(draw.between(i, 0x30, 0x40)));
-      } else if (is_scale(name)) {
-        set_number(name, i, std::ldexp(1.0, -static_cast<int>(draw.between(i, 10, 12))));
-      } else if (checkpoint::is_plain(type)) {
-        set_number(name, i, static_cast<double>(draw.between(i, -64, 64)) / 64.0);
-      }
+  for (std::string const& name : described_.names()) fill(name);
+  complete();
+}
+
+void stored_checkpoint::fill(std::string const& name) {
+  bytes_[name] = sound_bytes(described_, name);
+  file_dtype const type = described_.type_of(name);
+  auto const elements = static_cast<index_t>(bytes_[name].size()) * 8 / checkpoint::bits(type);
+  random_source const draw(std::hash<std::string>{}(name));
+  for (index_t i = 0; i < elements; ++i) {
+    if (name.ends_with("weight_shape")) {
+      bool const down = name.find("down_proj") != std::string::npos;
+      set<std::int64_t>(name, i, down == (i == 0) ? case_extents::hidden : case_extents::inter);
+    } else if (name.ends_with("weight_global_scale")) {
+      set_number(name, i, 0x1p11);  // it divides
+    } else if (is_scale(name) && type == f8_e4m3) {
+      set<std::uint8_t>(name, i, static_cast<std::uint8_t>(draw.between(i, 0x30, 0x40)));
+    } else if (is_scale(name)) {
+      set_number(name, i, std::ldexp(1.0, -static_cast<int>(draw.between(i, 10, 12))));
+    } else if (checkpoint::is_plain(type)) {
+      set_number(name, i, static_cast<double>(draw.between(i, -64, 64)) / 64.0);
     }
+  }
+}
+
+void stored_checkpoint::complete() {
+  std::vector<std::string> names;
+  try {
+    write_files();
+    for (auto const& missing : checkpoint::missing_tensors(open({}))) {
+      names.insert(names.end(), missing.names.begin(), missing.names.end());
+    }
+  } catch (error const&) {
+    return;  // a test of what cannot be opened
+  }
+  for (std::string& name : names) {
+    if (name.ends_with('*')) name.replace(name.size() - 1, 1, "o_proj.weight");
+    if (described_.has(name)) continue;
+    described_.add(name, bf16, {8});
+    fill(name);
   }
 }
 
@@ -150,17 +171,21 @@ check_report stored_checkpoint::check(index_t threads, progress_report const& pr
                                       std::vector<std::string> const& assumed) {
   int const fails_after = std::exchange(files.fails_after, -1);
   write_files();
+  checkpoint_reader::state const state = open(assumed);
+  files.reads.clear();
+  files.fails_after = fails_after;
+  cpu_pool pool(threads);
+  return checkpoint::check_opened(state, {}, cpu_stream(&pool), progress);
+}
+
+checkpoint_reader::state stored_checkpoint::open(std::vector<std::string> const& assumed) {
   checkpoint::open_options how;
   how.files = &files;
   checkpoint::folder opened = checkpoint::folder::open("m", how);
   checkpoint::resolve_options resolving;
   resolving.assumed = checkpoint::parse_assumptions(assumed);
   checkpoint::resolved_checkpoint resolved = checkpoint::resolve(opened, resolving);
-  checkpoint_reader::state const state{"m", std::move(opened), std::move(resolved)};
-  files.reads.clear();
-  files.fails_after = fails_after;
-  cpu_pool pool(threads);
-  return checkpoint::check_opened(state, {}, cpu_stream(&pool), progress);
+  return {"m", std::move(opened), std::move(resolved)};
 }
 
 index_t stored_checkpoint::bytes_not_read_once() const {

@@ -49,7 +49,10 @@ class stored_checkpoint {
   [[nodiscard]] index_t bytes_not_read_once() const;
 
  private:
+  void fill(std::string const& name);
+  void complete();
   void write_files();
+  [[nodiscard]] checkpoint_reader::state open(std::vector<std::string> const& assumed);
 
   checkpoint_builder described_;
   index_t shards_;

@@ -316,6 +316,8 @@ std::vector<std::string> dialects_for(std::string const& kind) {
   if (kind == "zero-scale" || kind == "negative-scale") return {"D1", "D8", "D13", "D23"};
   if (kind == "wrong-block-size") return {"D1", "D8", "D10", "D13", "D19", "D27"};
   if (kind == "missing-expert") return {"D1", "D6", "D13", "D18", "D29"};
+  if (kind == "zero-hole") return {"D1", "D6", "D13"};
+  if (kind == "missing-shared-expert") return {"D1", "D4", "D6", "D13", "D29"};
   return {"D1", "D4", "D6", "D13", "D14", "D16", "D17", "D18", "D24", "D28", "D29"};
 }
 
@@ -331,6 +333,7 @@ TEST_P(every_fault, is_caught_or_is_one_of_values) {
     temp_folder where;
     synth_options options = small("", dialect);
     options.fault = GetParam().kind;
+    if (options.fault == "zero-hole") options.scale_down = 16;
     synth_report const report = make(where, options);
     EXPECT_EQ(report.fault, GetParam().text);
     EXPECT_FALSE(report.fault_tensor.empty());
