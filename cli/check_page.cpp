@@ -7,14 +7,14 @@
 #include "terminal.hpp"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 namespace moe64::cli {
 namespace {
 
 /// Columns of the heat map: a number beyond that is a mistake in a name, not an expert.
 constexpr index_t most_columns = 8192;
-/// As in the rule unusual-scale of the library.
-constexpr double unusual_ratio = 16.0;
 
 constexpr std::string_view page_begin = "<!DOCTYPE html>\n";
 constexpr std::string_view page_mark = "<meta name=\"generator\" content=\"moe64 check\">";
@@ -58,6 +58,58 @@ std::string layer_name(layer_statistics const& layer) {
   return fmt::format("{}{}", layer.mtp ? "MTP " : "", layer.layer);
 }
 
+/// What was found about the experts of each projection: 2 an error, 1 something else.
+class expert_marks {
+ public:
+  using by_expert = std::map<index_t, int>;
+
+  explicit expert_marks(check_report const& report) {
+    for (finding_mark const& mark : report.marks) {
+      finding_place const& place = mark.place;
+      int const level = mark.level == finding_level::error ? 2 : 1;
+      for (layer_statistics const& layer : report.layers) {
+        if (layer.layer != place.layer || layer.mtp != place.mtp) continue;
+        for (projection_statistics const& part : layer.projections) {
+          if (!place.projection.empty() && place.projection != part.projection) continue;
+          add(marks_[{&layer, part.projection}], part, place.expert, level);
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] by_expert const& of(layer_statistics const& layer, std::string const& part) const {
+    static by_expert const none;
+    auto const found = marks_.find({&layer, part});
+    return found == marks_.end() ? none : found->second;
+  }
+
+  /// The projection that a reader should see first: with errors rather than warnings, with many
+  /// rather than few. Empty when nothing is marked.
+  [[nodiscard]] std::string worst_part() const {
+    std::map<std::string, std::pair<int, std::size_t>> totals;
+    for (auto const& [key, experts] : marks_) {
+      auto& [level, count] = totals[key.second];
+      for (auto const& [expert, own] : experts) {
+        if (own > level) count = 0;
+        count += own >= level ? 1 : 0;
+        level = std::max(level, own);
+      }
+    }
+    auto const less = [](auto const& a, auto const& b) { return a.second < b.second; };
+    auto const worst = std::max_element(totals.begin(), totals.end(), less);
+    return worst == totals.end() ? std::string() : worst->first;
+  }
+
+ private:
+  static void add(by_expert& marks, projection_statistics const& part, index_t expert, int level) {
+    auto const mark = [&](index_t one) { marks[one] = std::max(marks[one], level); };
+    if (expert >= 0) return mark(expert);
+    for (matrix_statistics const& one : part.experts) mark(one.expert);
+  }
+
+  std::map<std::pair<layer_statistics const*, std::string>, by_expert> marks_;
+};
+
 /// Numbers with three digits: the page has one per expert, projection and measure.
 class number_list {
  public:
@@ -68,7 +120,7 @@ class number_list {
   std::string text_;
 };
 
-std::string part_data(projection_statistics const& part) {
+std::string part_data(projection_statistics const& part, expert_marks::by_expert marks) {
   number_list experts, median, max, amax, saturated, nan, wrong, mark;
   bool in_order = true;
   bool any_nan = false;
@@ -84,38 +136,45 @@ std::string part_data(projection_statistics const& part) {
     saturated.add(one.scales > 0 ? share(one.saturated, one.elements) : -1.0);
     nan.add(static_cast<double>(one.non_finite));
     wrong.add(static_cast<double>(one.wrong_scales));
-    double const ratio =
-        part.all.scale_median > 0.0 ? one.scale_median / part.all.scale_median : 1.0;
-    bool const bad = one.non_finite > 0 || one.wrong_scales > 0;
-    bool const unusual =
-        one.scales > 0 && !(ratio <= unusual_ratio && ratio >= 1.0 / unusual_ratio);
-    mark.add(bad ? 2 : unusual ? 1 : 0);
+    auto const found = marks.find(one.expert);
+    int const level = found == marks.end() ? 0 : found->second;
+    if (found != marks.end()) marks.erase(found);
+    mark.add(level);
+    any_mark = any_mark || level > 0;
     any_nan = any_nan || one.non_finite > 0;
     any_wrong = any_wrong || one.wrong_scales > 0;
-    any_mark = any_mark || bad || unusual;
+  }
+  std::string absent;  // experts that are not there, or whose codes are no numbers without a scale
+  for (auto const& [expert, level] : marks) {
+    if (expert < most_columns) {
+      absent += fmt::format("{}[{},{}]", absent.empty() ? "" : ",", expert, level);
+    }
   }
   return fmt::format(
-      R"({{"experts":{},"median":{},"max":{},"amax":{},"saturated":{},"nan":{},"wrong":{},"mark":{}}})",
+      R"({{"experts":{},"median":{},"max":{},"amax":{},"saturated":{},"nan":{},"wrong":{},"mark":{},"absent":[{}]}})",
       in_order ? "null" : experts.array(), median.array(), max.array(), amax.array(),
       saturated.array(), any_nan ? nan.array() : "[]", any_wrong ? wrong.array() : "[]",
-      any_mark ? mark.array() : "[]");
+      any_mark ? mark.array() : "[]", absent);
 }
 
 /// What the script draws. Nothing in it can end the element that it stands in: the only texts are
 /// those of moe64 itself.
-std::string page_data(check_report const& report) {
+std::string page_data(check_report const& report, expert_marks const& marks) {
   std::string layers;
   std::vector<std::string> parts;
   index_t columns = 0;
   for (layer_statistics const& layer : report.layers) {
     std::string own;
     for (projection_statistics const& part : layer.projections) {
-      if (part.experts.empty()) continue;
-      own += fmt::format("{}\"{}\":{}", own.empty() ? "" : ",", part.projection, part_data(part));
+      expert_marks::by_expert const& found = marks.of(layer, part.projection);
+      if (part.experts.empty() && found.empty()) continue;
+      own += fmt::format("{}\"{}\":{}", own.empty() ? "" : ",", part.projection,
+                         part_data(part, found));
       if (std::find(parts.begin(), parts.end(), part.projection) == parts.end()) {
         parts.push_back(part.projection);
       }
       for (matrix_statistics const& one : part.experts) columns = std::max(columns, one.expert + 1);
+      if (!found.empty()) columns = std::max(columns, found.rbegin()->first + 1);
     }
     layers += fmt::format(R"({}{{"name":"{}","dialect":"{}","parts":{{{}}}}})",
                           layers.empty() ? "" : ",\n", layer_name(layer), layer.dialect, own);
@@ -124,8 +183,8 @@ std::string page_data(check_report const& report) {
   for (std::string const& part : parts) {
     names += fmt::format("{}\"{}\"", names.empty() ? "" : ",", part);
   }
-  return fmt::format("{{\"columns\":{},\"parts\":[{}],\"layers\":[\n{}]}}",
-                     std::min(columns, most_columns), names, layers);
+  return fmt::format("{{\"columns\":{},\"first\":\"{}\",\"parts\":[{}],\"layers\":[\n{}]}}",
+                     std::min(columns, most_columns), marks.worst_part(), names, layers);
 }
 
 void add_tile(std::string& page, std::string const& value, std::string const& label, bool bad) {
@@ -155,6 +214,19 @@ void add_totals(std::string& page, check_totals const& all) {
   page += "</div>\n";
 }
 
+/// The text of a finding; a button that leads to its cell where it has one.
+std::string finding_text(check_report const& report, std::size_t i) {
+  std::string const text = escaped(report.findings[i].text);
+  finding_place const& place = report.places[i];
+  for (std::size_t row = 0; place.layer >= 0 && row < report.layers.size(); ++row) {
+    if (report.layers[row].layer != place.layer || report.layers[row].mtp != place.mtp) continue;
+    return fmt::format(
+        "<button type=\"button\" data-row=\"{}\" data-part=\"{}\" data-expert=\"{}\">{}</button>",
+        row, escaped(place.projection), place.expert, text);
+  }
+  return text;
+}
+
 void add_findings(std::string& page, check_report const& report) {
   page += "<h2>Findings</h2>\n";
   if (report.findings.empty()) {
@@ -167,12 +239,13 @@ void add_findings(std::string& page, check_report const& report) {
     for (rule_total const& rule : report.rules) {
       if (rule.level != level) continue;
       index_t shown = 0;
-      for (checkpoint_finding const& found : report.findings) {
+      for (std::size_t i = 0; i < report.findings.size(); ++i) {
+        checkpoint_finding const& found = report.findings[i];
         if (found.level != level || found.rule != rule.rule) continue;
         ++shown;
         page += fmt::format(
             "<tr><td class=\"{0}\">{0}</td><td>{1}</td><td class=\"text\">{2}</td></tr>\n",
-            name(level), escaped(rule.rule), escaped(found.text));
+            name(level), escaped(rule.rule), finding_text(report, i));
       }
       if (rule.count == shown) continue;
       page += fmt::format("<tr><td></td><td>{}</td><td class=\"note\">... and {} more</td></tr>\n",
@@ -238,9 +311,10 @@ std::string check_page(std::string const& folder, check_report const& report) {
       "<label>Colour <select id=\"measure\"></select></label>\n"
       "<canvas id=\"legend\" width=\"330\" height=\"34\"></canvas>\n</div>\n"
       "<div class=\"map\" id=\"map\"><canvas id=\"cells\"></canvas></div>\n"
-      "<p class=\"hint\">One row per layer, one column per expert. Red frame: NaN, infinity or a "
-      "wrong scale. Orange frame: a median scale more than 16 times away from that of the layer. "
-      "Grey: nothing of that kind there. Point at a cell for its numbers.</p>\n"
+      "<p class=\"hint\">One row per layer, one column per expert. Red frame: an error was "
+      "found there. Orange frame: a warning or a note. Grey: nothing of that kind there. Point at "
+      "a "
+      "cell for its numbers; findings below lead to their cells.</p>\n"
       "<noscript><p>The heat map needs scripts; the tables below do not.</p></noscript>\n"
       "</section>\n";
   add_findings(page, report);
@@ -249,7 +323,7 @@ std::string check_page(std::string const& folder, check_report const& report) {
       "<p class=\"hint\">Written by moe64 {}.</p>\n<div id=\"tip\"></div>\n"
       "<script type=\"application/json\" id=\"data\">{}</script>\n<script>{}</script>\n"
       "</body>\n</html>\n",
-      version(), page_data(report), page_parts::script());
+      version(), page_data(report, expert_marks(report)), page_parts::script());
   return page;
 }
 

@@ -42,6 +42,8 @@ td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space:
 .note { color: var(--dim); }
 tr.wrong td.n { color: var(--bad); }
 summary { cursor: pointer; }
+td button { all: unset; cursor: pointer; text-decoration: underline dotted; }
+td button:focus-visible { outline: 2px solid var(--dim); }
 )";
 }
 
@@ -66,14 +68,14 @@ char const* script() {
   function show(v) { return v === 0 ? '0' : Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 ? String(+v.toPrecision(3)) : v.toExponential(2); }
   function marked(name) {
     return data.layers.reduce(function (sum, layer) {
-      return sum + (layer.parts[name] ? layer.parts[name].mark.filter(Boolean).length : 0);
+      return sum + (layer.parts[name] ? layer.parts[name].mark.filter(Boolean).length + layer.parts[name].absent.length : 0);
     }, 0);
   }
   data.parts.forEach(function (p) { var n = marked(p); part.add(new Option(n ? p + ' (' + n + ' framed)' : p, p)); });
-  part.value = data.parts.find(marked) || data.parts[0];
+  part.value = data.first || data.parts[0];
   Object.keys(measures).forEach(function (m) { measure.add(new Option(measures[m].label, m)); });
 
-  var view = null;
+  var view = null, chosen = null;
   function rowsOf(name) {
     return data.layers.map(function (layer) {
       var found = layer.parts[name];
@@ -83,6 +85,7 @@ char const* script() {
         cells.set(found.experts ? found.experts[i] : i, { median: v, max: found.max[i], amax: found.amax[i],
           saturated: found.saturated[i], nan: found.nan[i] || 0, wrong: found.wrong[i] || 0, mark: found.mark[i] || 0 });
       });
+      found.absent.forEach(function (one) { cells.set(one[0], { absent: true, mark: one[1] }); });
       return cells;
     });
   }
@@ -90,7 +93,7 @@ char const* script() {
   function range(rows, key, log) {
     var all = [];
     rows.forEach(function (cells) {
-      if (cells) cells.forEach(function (c) { var v = c[key]; if (log ? v > 0 : v >= 0) all.push(v); });
+      if (cells) cells.forEach(function (c) { var v = c.absent ? -1 : c[key]; if (log ? v > 0 : v >= 0) all.push(v); });
     });
     all.sort(function (a, b) { return a - b; });
     var at = function (q) { return all[Math.floor(q * (all.length - 1))]; };
@@ -126,7 +129,7 @@ char const* script() {
     var edge = function (x) { return Math.floor(left + x * w); };
     rows.forEach(function (cells, y) {
       for (var x = 0; cells && x < columns; ++x) {
-        var cell = cells.get(x), v = cell ? cell[measure.value] : -1;
+        var cell = cells.get(x), v = cell && !cell.absent ? cell[measure.value] : -1;
         g.fillStyle = cell && (m.log ? v > 0 : v >= 0) ? colour(place(v, r, m.log)) : css('--empty');
         g.fillRect(edge(x), top + y * h, edge(x + 1) - edge(x) - gapX, h - 1);
         if (cell && cell.mark) { marks.push([x, y, cell.mark]); bad[y] = Math.max(bad[y] || 0, cell.mark); }
@@ -137,6 +140,11 @@ char const* script() {
       g.lineWidth = 4; g.strokeStyle = '#ffffff'; g.strokeRect(x, y, width, h);
       g.lineWidth = 2; g.strokeStyle = k[2] > 1 ? '#ff1744' : '#ff9100'; g.strokeRect(x, y, width, h);
     });
+    if (chosen) {
+      var all = chosen.expert < 0, from = all ? 0 : chosen.expert;
+      g.lineWidth = 3; g.strokeStyle = css('--text');
+      g.strokeRect(left + from * w - 3, top + chosen.row * h - 3, (all ? columns : 1) * w + 6, h + 5);
+    }
     g.font = '11px system-ui, sans-serif'; g.textBaseline = 'middle'; g.textAlign = 'right';
     var step = Math.ceil(12 / h);
     data.layers.forEach(function (layer, y) {
@@ -166,21 +174,30 @@ char const* script() {
     var cells = x >= 0 && x < view.columns && y >= 0 ? view.rows[y] : null, cell = cells && cells.get(x);
     if (!cells) { tip.style.display = 'none'; return; }
     var layer = data.layers[y], lines = ['layer ' + layer.name + ', expert ' + x + ', ' + part.value + '  (' + layer.dialect + ')'];
-    if (!cell) lines.push('not there, or not readable');
+    if (!cell || cell.absent) lines.push('not there, or not readable');
     else {
       if (cell.max > 0) lines.push('scale median  ' + show(cell.median), 'scale max     ' + show(cell.max));
       lines.push('weights up to ' + show(cell.amax));
       if (cell.saturated >= 0) lines.push('saturated     ' + show(100 * cell.saturated) + ' %');
       if (cell.nan) lines.push('NaN or infinite: ' + cell.nan);
       if (cell.wrong) lines.push('wrong scales: ' + cell.wrong);
-      if (cell.mark === 1) lines.push('unusual beside the other experts');
     }
+    if (cell && cell.mark) lines.push(cell.mark > 1 ? 'an error was found here' : 'a warning or a note is about this');
     tip.textContent = lines.join('\n');
     tip.style.display = 'block';
     tip.style.left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8) + 'px';
     tip.style.top = Math.min(event.clientY + 14, window.innerHeight - tip.offsetHeight - 8) + 'px';
   });
   canvas.addEventListener('mouseleave', function () { tip.style.display = 'none'; });
+  document.querySelectorAll('button[data-row]').forEach(function (button) {
+    button.addEventListener('click', function () {
+      if (data.parts.indexOf(button.dataset.part) >= 0) part.value = button.dataset.part;
+      chosen = { row: Number(button.dataset.row), expert: Number(button.dataset.expert) };
+      draw();
+      byId('heat').scrollIntoView();
+      byId('map').scrollTo(view.left + chosen.expert * view.w - 200, view.top + chosen.row * view.h - 200);
+    });
+  });
   part.addEventListener('change', draw);
   measure.addEventListener('change', draw);
   window.addEventListener('resize', draw);

@@ -7,6 +7,8 @@
 #include "checkpoint/safetensors_header.hpp"
 #include "core/fail.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -52,6 +54,8 @@ struct folder::state {
                   link_rule links, open_options const& options);
   [[nodiscard]] document read_document(file_system const& system, std::string const& base,
                                        std::string const& name, link_rule links);
+  void open_shards(file_system const& system, std::string const& base,
+                   std::span<std::string const> names, open_options const& options);
   void sort_tensors();
   void read_neighbours(file_system const& system, link_rule links);
   void check_index(shard_index const& index, std::string const& index_name);
@@ -100,6 +104,29 @@ document folder::state::read_document(file_system const& system, std::string con
   sum.add(std::as_bytes(std::span(text)));
   documents.push_back({name, sum.value()});
   return parse_json(text, base + name, limits);
+}
+
+/// All of them, so that one run names every file that is broken or not there.
+void folder::state::open_shards(file_system const& system, std::string const& base,
+                                std::span<std::string const> names, open_options const& options) {
+  constexpr std::size_t shown = 100;
+  std::vector<std::string> texts;
+  std::optional<error> first;
+  for (std::string const& name : names) {
+    try {
+      open_shard(system, base, name, options.links, options);
+    } catch (error const& e) {
+      if (!first) first = e;
+      texts.emplace_back(e.what());
+    }
+  }
+  if (!first) return;
+  if (texts.size() == 1) throw *first;
+  std::size_t const more = texts.size() - std::min(texts.size(), shown);
+  texts.resize(texts.size() - more);
+  fail(first->code(), "[open] {}: {} of {} files cannot be used:\n  {}{}",
+       escaped_path(path.native()), texts.size() + more, names.size(), fmt::join(texts, "\n  "),
+       more > 0 ? fmt::format("\n  and {} more", more) : std::string());
 }
 
 void folder::state::sort_tensors() {
@@ -181,9 +208,7 @@ folder folder::open(std::filesystem::path const& path, open_options const& optio
   std::string const base = path.native() + "/";
   chosen_files const chosen = choose_files(system, base, options);
   opened->warnings = chosen.warnings;
-  for (std::string const& name : chosen.shards) {
-    opened->open_shard(system, base, name, options.links, options);
-  }
+  opened->open_shards(system, base, chosen.shards, options);
   opened->sort_tensors();
   if (chosen.index) opened->check_index(*chosen.index, chosen.index_name);
   auto const document_of = [&](std::string const& name) {

@@ -170,8 +170,34 @@ safetensors_header safetensors_header::parse(std::string_view text, std::string_
   return header;
 }
 
+namespace {
+
+/// What git leaves in the place of a large file whose content was not fetched.
+void refuse_pointer(input_file const& file, std::string const& name) {
+  constexpr index_t most_bytes = 1024;  // as the specification of Git LFS has it
+  if (file.bytes() > most_bytes) return;
+  std::string const text = file.read_text(most_bytes);
+  if (!text.starts_with("version https://git-lfs.github.com/spec/")) return;
+  constexpr std::string_view key = "\nsize ";
+  std::size_t const at = text.find(key);
+  std::string const size =
+      at == std::string::npos
+          ? "of unknown size"
+          : fmt::format("of {} bytes",
+                        quoted(std::string_view(text).substr(
+                                   at + key.size(), text.find('\n', at + 1) - at - key.size()),
+                               24));
+  fail(errc::malformed_file,
+       "[safetensors] {}: is a Git LFS pointer, not the file {} that it stands for: fetch that "
+       "with `git lfs pull`",
+       name, size);
+}
+
+}  // namespace
+
 safetensors_header safetensors_header::read(input_file const& file, header_options const& options) {
   std::string const name = escaped_path(file.path());
+  refuse_pointer(file, name);
   std::array<std::byte, length_bytes> length{};
   if (file.bytes() < length_bytes) {
     fail(errc::malformed_file, "[safetensors] {}: has {} bytes, and even an empty one has {}", name,

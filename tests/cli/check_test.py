@@ -244,6 +244,39 @@ class Check(unittest.TestCase):
         self.assertIn("nan-code", text)
         self.assertIn("FAIL", text)
 
+    def test_page_opens_on_the_worst_projection_and_frames_what_is_not_there(self):
+        made = tensors()
+        for expert in (1, 3):
+            del made[f"model.layers.1.mlp.experts.{expert}.down_proj.weight_scale_inv"]
+        scale = "model.layers.0.mlp.experts.2.gate_proj.weight_scale_inv"
+        made[scale] = made[scale][:2] + (replaced(made[scale][2], 0, struct.pack("<f", 1e-40)),)
+        write(self.folder, made)
+        text, page = self.page_of(FAILED)
+        data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S).group(1))
+        self.assertEqual(data["first"], "down")
+        self.assertEqual(data["layers"][1]["parts"]["down"]["absent"], [[1, 2], [3, 2]])
+        self.assertEqual(data["layers"][0]["parts"]["gate"]["mark"], [0, 0, 1, 0])
+        buttons = [dict((name, value) for tag, name, value in page.attributes[i:i + 4] if tag == "button")
+                   for i, (tag, name, _) in enumerate(page.attributes) if (tag, name) == ("button", "type")]
+        self.assertEqual([(one["data-row"], one["data-part"], one["data-expert"]) for one in buttons],
+                         [("1", "down", "1"), ("1", "down", "3"), ("0", "gate", "2")])
+
+    def test_all_broken_files_are_named_at_once(self):
+        write(self.folder, tensors())
+        whole = (self.folder / "model.safetensors").read_bytes()
+        (self.folder / "model.safetensors").unlink()
+        names = [f"model-{i:05}-of-00004.safetensors" for i in range(1, 5)]
+        for name in names:
+            (self.folder / name).write_bytes(whole)
+        (self.folder / names[1]).write_bytes(whole[:-1])
+        (self.folder / names[3]).write_bytes(
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 5368709120\n")
+        done = subprocess.run([TOOL, "check", str(self.folder)], capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, USAGE, done.stderr)
+        self.assertIn("2 of 4 files cannot be used", done.stderr)
+        self.assertIn(names[1], done.stderr)
+        self.assertIn(names[3] + ": is a Git LFS pointer, not the file of '5368709120' bytes", done.stderr)
+
     def test_texts_of_files_cannot_become_markup(self):
         made = tensors()
         hostile = "</script><img src=x onerror=alert(1)>&'\"\u2028"
