@@ -104,9 +104,19 @@ void print_layers(check_report const& report) {
   if (left_out > 0) fmt::print("... and {} more\n", left_out);
 }
 
+void print_files(check_report const& report) {
+  if (report.files.empty()) return;
+  auto const as_stated = [](file_digest const& file) {
+    return !file.stated.empty() && file.stated == file.sha256;
+  };
+  row("sha256", fmt::format("{} files, {} as stated beside them", report.files.size(),
+                            std::ranges::count_if(report.files, as_stated)));
+}
+
 void print_text(check_verb_options const& options, check_report const& report, double seconds) {
   if (!options.part.whole()) row("limited to", to_string(options.part));
   print_totals(options.folder, report, seconds);
+  print_files(report);
   print_findings(report);
   print_layers(report);
   fmt::print("\n{}: {} errors, {} warnings, {} notes\n", report.ok() ? "ok" : "FAIL",
@@ -136,11 +146,13 @@ exit_code check(check_verb_options const& options) {
   {
     constexpr index_t unit = 1'000'000;
     progress_bar bar("check", "MB", options.progress);
-    report = moe64::check(reader, {true, options.part}, cpu_stream(&pool),
-                          [&](index_t done, index_t total) {
-                            watch.check();
-                            bar.update(done / unit, total / unit);
-                          });
+    check_options how;
+    how.part = options.part;
+    how.sha256 = options.sha256;
+    report = moe64::check(reader, how, cpu_stream(&pool), [&](index_t done, index_t total) {
+      watch.check();
+      bar.update(done / unit, total / unit);
+    });
   }
   double const seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -89,6 +89,16 @@ json to_json(check_report const& report) {
   json layers = json::array();
   for (layer_statistics const& layer : report.layers) layers.push_back(to_json(layer));
   object["layers"] = std::move(layers);
+  if (!report.files.empty()) {
+    json files = json::array();
+    for (file_digest const& file : report.files) {
+      files.push_back({{"file", file.file},
+                       {"sha256", file.sha256},
+                       {"stated", file.stated},
+                       {"source", file.source}});
+    }
+    object["files"] = std::move(files);
+  }
   return object;
 }
 

@@ -82,6 +82,7 @@ among the findings the exit code is 1. docs/checkpoints.md lists the rules.
 Examples:
   moe64 check ~/models/GLM-4.7-Flash-FP8
   moe64 check DIR --report check.html     a page with a heat map, for any browser
+  moe64 check DIR --sha256                are these the files that were published?
   moe64 check DIR --json | jq '.rules'
   moe64 check DIR --layers 3-5            some layers alone
 

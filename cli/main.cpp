@@ -168,6 +168,8 @@ exit_code run_tool(std::vector<std::string> const& words) {
       ->type_name("FILE");
   add_part(check_verb, &check_asked.part, "Read no more than these layers, such as 0-5,9",
            "Read no more than these files, counted from 1 in order of their names");
+  check_verb->add_flag("--sha256", check_asked.sha256,
+                       "Also compare each file with the sum that the Hub's client left beside it");
   check_verb->footer(help::check());
 
   convert_options_asked convert_asked;

@@ -69,6 +69,7 @@ struct run_options : folder_options {
 struct check_verb_options : folder_options {
   std::string report;  ///< a page to write; empty: none
   checkpoint_part part;
+  bool sha256 = false;
 };
 
 struct convert_options_asked : folder_options {

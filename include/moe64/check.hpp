@@ -15,6 +15,17 @@ struct check_options {
   bool values = true;  ///< read the tensors; otherwise only what opening found is reported
   /// Read no more than this. What opening finds is reported of the whole checkpoint.
   checkpoint_part part = {};
+  /// Read every file once more as a whole, and compare its SHA-256 with what the Hub's client has
+  /// written down beside it.
+  bool sha256 = false;
+};
+
+/// A file of the checkpoint, by what is in it.
+struct file_digest {
+  std::string file;
+  std::string sha256;  ///< 64 hexadecimal digits; empty when it cannot be read
+  std::string stated;  ///< what it should be; empty where nothing states it
+  std::string source;  ///< what states it
 };
 
 /// What the numbers of one matrix are like: of one expert, or of all experts of a projection.
@@ -101,6 +112,7 @@ struct check_report {
   std::vector<rule_total> rules;
   check_totals totals;
   std::vector<layer_statistics> layers;
+  std::vector<file_digest> files;  ///< where they were asked for
 
   [[nodiscard]] MOE64_API index_t count(finding_level level) const noexcept;
   [[nodiscard]] bool ok() const noexcept { return count(finding_level::error) == 0; }

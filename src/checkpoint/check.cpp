@@ -1,6 +1,7 @@
 #include "moe64/check.hpp"
 
 #include "checkpoint/check_findings.hpp"
+#include "checkpoint/file_digests.hpp"
 #include "checkpoint/opened.hpp"
 #include "checkpoint/part.hpp"
 
@@ -101,6 +102,14 @@ check_report check_opened(checkpoint_reader::state const& opened, check_options 
     report.layers = statistics_of(all);
     add_totals(all, totals);
     find_in_values(all, report.layers, totals.median_scale, found);
+  }
+  if (options.sha256) {
+    index_t bytes = 0;
+    for (shard const& file : opened.files.shards()) bytes = checked_add(bytes, file.bytes);
+    progress_counter counter(progress, bytes);
+    report.files = digests_of(opened.files, where, counter);
+    counter.finish();
+    compare_digests(report.files, found);
   }
   add_findings(opened, found, report);
   return report;

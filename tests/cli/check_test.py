@@ -1,5 +1,6 @@
 """moe64 check: exit codes, text, JSON and the page, on checkpoints made here byte by byte."""
 
+import hashlib
 import html.parser
 import json
 import os
@@ -260,6 +261,35 @@ class Check(unittest.TestCase):
                    for i, (tag, name, _) in enumerate(page.attributes) if (tag, name) == ("button", "type")]
         self.assertEqual([(one["data-row"], one["data-part"], one["data-expert"]) for one in buttons],
                          [("1", "down", "1"), ("1", "down", "3"), ("0", "gate", "2")])
+
+    def test_sha256_is_held_against_what_the_hub_states(self):
+        write(self.folder, tensors())
+        file = self.folder / "model.safetensors"
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        report = self.report(OK, "--sha256")
+        self.assertEqual([(one["sha256"], one["stated"]) for one in report["files"]], [(digest, "")])
+        self.assertEqual([one["rule"] for one in report["rules"]], ["no-sha256"])
+        metadata = self.folder / ".cache" / "huggingface" / "download" / "model.safetensors.metadata"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"{'0' * 40}\n{digest}\n1700000000.0\n")
+        self.assertIn("1 files, 1 as stated", self.check(OK, "--sha256"))
+        flipped = bytearray(file.read_bytes())
+        flipped[-1] ^= 1
+        file.write_bytes(flipped)
+        self.assertIn("wrong-sha256 (1)", self.check(FAILED, "--sha256"))
+        metadata.unlink()
+        blob = self.folder.parent / "blobs" / digest  # as in a Hub cache
+        blob.parent.mkdir()
+        file.rename(blob)
+        snapshot = self.folder.parent / "snapshots" / "main"
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_bytes((self.folder / "config.json").read_bytes())
+        (snapshot / "model.safetensors").symlink_to(f"../../blobs/{digest}")
+        self.folder = snapshot
+        self.assertIn("the Hub cache states " + digest, self.check(FAILED, "--sha256"))
+        flipped[-1] ^= 1
+        blob.write_bytes(flipped)
+        self.assertIn("ok: 0 errors, 0 warnings, 0 notes", self.check(OK, "--sha256"))
 
     def test_all_broken_files_are_named_at_once(self):
         write(self.folder, tensors())
