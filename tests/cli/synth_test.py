@@ -80,7 +80,10 @@ class Synth(unittest.TestCase):
                 done = subprocess.run([TOOL, "inspect", self.folder / kind], capture_output=True, text=True)
                 self.assertEqual(done.returncode == OK, fault["value"], done.stdout + done.stderr)
                 done = subprocess.run([TOOL, "check", self.folder / kind], capture_output=True, text=True)
-                self.assertNotEqual(done.returncode, OK, done.stdout + done.stderr)
+                if kind == "zero-matrix":  # somebody may have switched an expert off: no error
+                    self.assertIn("warning all-zero (1)", done.stdout)
+                else:
+                    self.assertNotEqual(done.returncode, OK, done.stdout + done.stderr)
 
     def test_refusals(self):
         (self.folder / "full").mkdir()
