@@ -56,7 +56,7 @@ void judge_zeros(scan_item const& item, scan_result const& result, diagnostics& 
   if (!is_matrix(item) && !is_plain_weight(item)) return;
   std::string_view const tensor = item.values->name;
   index_t const end = zeros.run_begin + zeros.run_bytes;
-  // a zero byte of int4 is twice the lowest code
+  // a zero byte of int4 is twice the lowest code, and what packed rows are filled up with
   bool const are_zeros = item.kind != value_kind::int4;
   zero_place const place = place_of(zeros, row);
   if (are_zeros && zeros.run_bytes == item.value_bytes) return;  // all-zero
@@ -67,7 +67,7 @@ void judge_zeros(scan_item const& item, scan_result const& result, diagnostics& 
                   end - 1);
     return;
   }
-  if (!are_zeros || place == zero_place::across) {
+  if (place == zero_place::across) {
     found.error(
         errc::invalid_argument, "zero-hole", tensor,
         "{}: its bytes {} to {} of {} are zero, {} rows of {} bytes{}: not written, or lost",

@@ -115,6 +115,23 @@ TEST(check_healthy, oddities_of_trained_models_are_notes) {
   EXPECT_EQ(count_of(report, "small-expert"), 3) << texts_of(report);
 }
 
+/// Packed rows of int4 that fill up a matrix are zero bytes, and not zeros.
+TEST(check_healthy, rows_that_fill_up_an_int4_matrix_are_a_warning) {
+  synth_options options = small("kimi-k2-thinking", 1);
+  options.scale_down = 16;
+  edited_checkpoint made(options);
+  made.edit(
+      [](std::string const& name) {
+        return name.ends_with("layers.3.mlp.experts.1.up_proj.weight_packed");
+      },
+      [](std::vector<std::byte>& bytes) {  // 128 rows: the last 32
+        std::fill(bytes.end() - std::ssize(bytes) / 4, bytes.end(), std::byte{0});
+      });
+  check_report const report = made.check();
+  EXPECT_EQ(report.count(finding_level::error), 0) << texts_of(report);
+  EXPECT_EQ(count_of(report, "zero-rows"), 1) << texts_of(report);
+}
+
 /// An expert of which weight decay has left a few numbers is no hole in the file.
 TEST(check_healthy, an_expert_that_died_is_a_warning) {
   synth_options options = small("deepseek-v3", 1);
