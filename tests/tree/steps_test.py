@@ -79,6 +79,18 @@ class StepsTest(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("  FAILED: b \n  x.cpp:1: error: no such thing\n\n", text)
 
+    def test_kernels_that_are_still_to_be_compiled_count_as_the_long_ones_they_are(self):
+        (self.root / "compile_commands.json").write_text(
+            '[{"command": "nvcc -x cu -c a.cu -o k/a.cu.o"}, {"command": "nvcc -c b.cu -o k/b.cu.o"}, '
+            '{"command": "c++ -c c.cpp -o c.cpp.o"}]')
+        (self.root / "k").mkdir()
+        (self.root / "k" / "b.cu.o").touch()
+        progress = steps.NinjaProgress(self.root, Step("build", "compiles", ["ninja"], "mend", "ninja", "."))
+        progress.begin -= 100
+        self.assertEqual(progress.read("[1/3] Building CXX object x/c.cpp.o"), "1/3 c.cpp.o, about 15 min 00 s left")
+        self.assertEqual(progress.read("[2/3] Building CUDA object k/a.cu.o"), "2/3 a.cu.o, about 11 s left")
+        self.assertIsNone(progress.read("a warning"))
+
     def test_warnings_are_counted(self):
         (self.root / "build.ninja").write_text("rule c\n  command = echo 'x.cpp:1: warning: hm'\n  description = c\nbuild a: c\n")
         code, text = self.run_steps(Step("build", "compiles", ["ninja"], "mend", "ninja", "."))
