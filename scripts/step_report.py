@@ -29,7 +29,7 @@ def last_lines(kind, log):
                 errors = [text for text in found[2:end] if re.search(r"error|undefined|multiple definition", text)]
                 return [line, *(errors[:12] or found[2:end][-20:])]
     if kind == "ctest":
-        failed = [line.strip() for line in lines if "***" in line or re.match(r"\s+\d+ - ", line)]
+        failed = [line.strip() for line in lines if "***" in line and "***Skipped" not in line]
         words = [line for line in lines if re.search(r"Failure$|\[  FAILED  \]|Error|error:", line)]
         return failed[:20] + words[:20] or lines[-30:]
     return lines[-30:]
