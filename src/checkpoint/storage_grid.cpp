@@ -5,8 +5,8 @@
 namespace moe64::checkpoint {
 
 storage_grid storage_of(module_format const& format) {
-  axis_blocks outputs{format.rows, format.rows, 0};
-  axis_blocks inputs{format.cols, format.cols, 0};
+  grid_axis outputs{format.rows, format.rows, 0};
+  grid_axis inputs{format.cols, format.cols, 0};
   switch (format.scales) {
     case scale_codec::none:
     case scale_codec::tensor:

@@ -7,7 +7,7 @@ namespace moe64::checkpoint {
 
 /// One axis of a matrix, cut into blocks. With `half`, each half is cut for itself and its last
 /// block may be partial.
-struct axis_blocks {
+struct grid_axis {
   index_t extent = 0;
   index_t block = 1;
   index_t half = 0;  ///< 0: not cut in halves
@@ -35,8 +35,8 @@ struct axis_blocks {
 /// A matrix and its scales as they lie in a file: rows of storage are outputs, or inputs where it
 /// is transposed. Scale (rows.at(r), cols.at(c)) of a row-major grid belongs to element (r, c).
 struct storage_grid {
-  axis_blocks rows;
-  axis_blocks cols;   ///< its extent is what counts ...
+  grid_axis rows;
+  grid_axis cols;     ///< its extent is what counts ...
   index_t pitch = 0;  ///< ... and this many elements lie in a row
 
   [[nodiscard]] constexpr index_t scales() const { return checked_mul(rows.count(), cols.count()); }

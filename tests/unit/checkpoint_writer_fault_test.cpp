@@ -147,7 +147,8 @@ TEST(CheckpointFaults, AnyCallMayFailWithAnyError) {
         bool const there = place.has("out/" + std::string(name));
         EXPECT_TRUE(there || (!had_old && !succeeded)) << failed;
         if (there) expect_whole(place.file("out"));
-        EXPECT_FALSE(place.has("out/.moe64-model.safetensors.partial") && failed != "unlink") << failed;
+        EXPECT_FALSE(place.has("out/.moe64-model.safetensors.partial") && failed != "unlink")
+            << failed;
       }
     }
   }
