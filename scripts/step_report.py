@@ -54,7 +54,7 @@ class Report:
 
     def after(self, step, seconds, cpu_seconds):
         """One line on how it went."""
-        self.rows.append((step.name, seconds, cpu_seconds))
+        self.rows.append((step.name + (" (beside)" if step.background else ""), seconds, cpu_seconds))
         log = log_of(self.root, step)
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         if step.kind == "ninja":
