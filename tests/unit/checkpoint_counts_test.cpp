@@ -284,12 +284,12 @@ TEST(scale_counts, take_the_median_of_many_from_evenly_spaced_ones) {
 
 // ---- blocks -------------------------------------------------------------------------------------
 
-TEST(axis_blocks, cover_every_element_once) {
+TEST(grid_axis, cover_every_element_once) {
   for (index_t const extent : {1, 5, 128, 192, 200, 384}) {
     for (index_t const block : {1, 7, 96, 128, 500}) {
       for (bool const halves : {false, true}) {
         if (halves && extent % 2 != 0) continue;
-        checkpoint::axis_blocks const axis{extent, block, halves ? extent / 2 : 0};
+        checkpoint::grid_axis const axis{extent, block, halves ? extent / 2 : 0};
         EXPECT_EQ(axis.begin(axis.count()), extent);
         for (index_t i = 0; i < extent; ++i) {
           index_t const at = axis.at(i);
