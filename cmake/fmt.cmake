@@ -1,4 +1,4 @@
-# fmt inside the library: its headers instantiate four seconds of code in every file that formats, so its functions are
+# fmt inside the library: its headers alone would instantiate its functions in every file that formats, so they are
 # compiled once, in src/core/fmt_library.cpp, and libmoe64 hides them. Neither the library nor its package depends on fmt.
 #
 # Debian has fmt as a shared library alone, and a static libmoe64 must not bring a second fmt into a program that links

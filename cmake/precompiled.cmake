@@ -1,5 +1,5 @@
 # One precompiled header for all host code of moe64 (the standard library and fmt), one for the tests (and GoogleTest).
-# A file still includes what it uses: `make tidy` and `make test-all` compile without.
+# A file still includes what it uses: `make tidy` and `make release` compile without.
 option(MOE64_PRECOMPILE "Precompile the headers of the standard library, fmt and GoogleTest (GCC only)" ON)
 
 set(MOE64_COMMON_HEADERS

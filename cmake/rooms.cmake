@@ -38,7 +38,7 @@ function(moe64_room name)
     file(GLOB found CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${file}")
     list(APPEND sources ${found})
   endforeach()
-  list(FILTER sources EXCLUDE REGEX "/fmt_library\\.cpp$") # a target of its own, in cmake/fmt.cmake
+  list(FILTER sources EXCLUDE REGEX "/fmt_library\\.cpp$") # a target of its own, see cmake/fmt.cmake
   if(name STREQUAL "cpu" AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(FILTER sources EXCLUDE REGEX "_(amx|bf16|vbmi|vnni)[a-z_]*\\.cpp$") # instruction sets of x86
   endif()

@@ -1,6 +1,6 @@
 # MOE64_SANITIZE=address,undefined or thread: for every target of the build. The address sanitizer may see less: what is
-# not under test (moe64_trusted_code) is left out unless MOE64_SANITIZE_WHOLE, which halves the time of a run. The thread
-# sanitizer may not: it would report nonsense.
+# not under test (moe64_trusted_code) is left out unless MOE64_SANITIZE_WHOLE, to save its time. The thread sanitizer may
+# not: it would report nonsense.
 option(MOE64_SANITIZE_WHOLE "Sanitize the oracle and the code of the tests, too" OFF)
 
 # moe64_trusted_code(target kind...): code that judges, of which these kinds of the address and undefined-behaviour

@@ -22,7 +22,8 @@ function(moe64_compile_options target)
   if(MOE64_WERROR)
     list(APPEND warnings -Werror)
   endif()
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 12
+     AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
     # False alarms of GCC 12 and 13 inside std::string (GCC bug 105651) and std::sort of small arrays; clang and the
     # sanitizers look for the same mistakes.
     list(APPEND warnings -Wno-restrict -Wno-stringop-overflow -Wno-array-bounds)

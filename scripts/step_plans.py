@@ -36,8 +36,8 @@ def set_up(*groups):
                 "look at what the package manager says; scripts/setup.sh " + " ".join(groups) + " repeats this step")
 
 
-def configure(preset, *options):
-    return Step(f"configure {preset}", f"CMake into build/{preset}", ["cmake", "--preset", preset, *options],
+def configure(preset):
+    return Step(f"configure {preset}", f"CMake into build/{preset}", ["cmake", "--preset", preset],
                 "the message above names what is missing; `make clean` starts from nothing")
 
 
@@ -47,10 +47,11 @@ def build(preset, jobs, *targets, says):
                 list(targets))
 
 
-def suites(preset, jobs, *options, says, name=""):
-    folder = f"build/{preset}"
+def suites(preset, jobs, *options, says, folder=""):
+    """What a test preset runs; `folder` where its build has another name."""
+    folder = folder or f"build/{preset}"
     command = ["ctest", "--preset", preset, "--parallel", jobs, "--output-junit", Step.results, *options]
-    return Step(f"test {name or preset}", says, command,
+    return Step(f"test {preset}", says, command,
                 f"one test again: ctest --test-dir {folder} -R NAME --output-on-failure", "ctest", folder)
 
 
@@ -126,9 +127,7 @@ def test_all(jobs):
         set_up("build", "cuda", "bench"),
         configure("release"),
         build("release", jobs, "moe64_slow", says="the exhaustive suite"),
-        Step("test exhaustive", "the exhaustive suite", ["ctest", "--test-dir", "build/release", "-L", "^slow$", "--parallel",
-             jobs, "--output-on-failure", "--no-tests=error", "--output-junit", Step.results],
-             "one test again: ctest --test-dir build/release -R NAME --output-on-failure", "ctest", "build/release"),
+        suites("exhaustive", jobs, says="the exhaustive suite", folder="build/release"),
         configure("asan-whole"),
         build("asan-whole", jobs, "moe64_unit_suite", says="the unit suite for the address and undefined-behaviour sanitizers"),
         suites("asan-whole", jobs, says="the whole unit suite, its own code and the oracle under sanitizers, too"),

@@ -44,7 +44,6 @@ class Report:
         self.units = []   # (seconds, compile unit)
         self.tests = []   # (seconds, test)
         self.checks = []  # (step, run, skipped)
-        self.warnings = 0
         self.log_size = 0
 
     def before(self, step):
@@ -54,7 +53,7 @@ class Report:
 
     def after(self, step, seconds, cpu_seconds):
         """One line on how it went."""
-        self.rows.append((step.name + (" (beside)" if step.background else ""), seconds, cpu_seconds))
+        self.rows.append((step.name + (" (in background)" if step.background else ""), seconds, cpu_seconds))
         log = log_of(self.root, step)
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         if step.kind == "ninja":
@@ -79,7 +78,6 @@ class Report:
                 self.units.append(((int(fields[1]) - int(fields[0])) / 1000, f"{step.folder}: {name}"))
                 files += 1
         warnings = len(re.findall(r"\bwarning: ", text))
-        self.warnings += warnings
         return f"{files} files compiled" + (f", {warnings} WARNINGS (in build/logs)" if warnings else "")
 
     def tested(self, step, text):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -70,6 +71,15 @@ class StepsTest(unittest.TestCase):
         code, text = self.run_steps(shell("one", "true"), shell("two", "exit 4", background=True), shell("three", "true"))
         self.assertEqual(code, 4)
         self.assertIn("stopped at step 2 of 3, two", text)
+
+    def test_what_runs_in_the_background_ends_with_a_run_that_fails(self):
+        code, _ = self.run_steps(shell("one", "true"),
+                                 shell("two", "for i in $(seq 100); do test -e child && exit 5; sleep 0.1; done"),
+                                 shell("three", "(touch child; sleep 3; touch survived) & wait", background=True))
+        self.assertEqual(code, 5)
+        time.sleep(3.5)
+        self.assertTrue((self.root / "child").exists())
+        self.assertFalse((self.root / "survived").exists())
 
     def test_the_first_error_of_a_compiler_is_on_the_last_screen(self):
         (self.root / "build.ninja").write_text(
