@@ -10,7 +10,8 @@
 namespace moe64::checkpoint {
 namespace {
 
-/// null, false, "" and lists and objects without anything in them say nothing.
+/// null, false, "" and lists and objects without anything in them say nothing where no role is
+/// known.
 bool is_silent(json_value const& value) {
   if (value.is(json_kind::null)) return true;
   if (value.is(json_kind::boolean)) return !value.boolean();
@@ -72,24 +73,52 @@ class activation_reader {
   }
 
   void read_member(json_value const& member, bool of_experts) {
-    if (is_silent(member)) return;
     std::string_view const key = member.key();
     for (activation_key const& row : activation_keys()) {
       if (row.key != key) continue;
       if (!row.model_types.empty() && !model_.is_one_of(row.model_types)) continue;
       // of an object inside the config only what is named `elsewhere` is known
       if (of_experts && row.role != activation_role::elsewhere) continue;
-      take(row.role, member);
+      bool const list = row.role == activation_role::limits && member.is(json_kind::array);
+      if (list || !is_silent(member)) take(row.role, member);
       return;
     }
-    bool const visited = std::find(objects_.begin(), objects_.end(), &member) != objects_.end();
-    if (member.is(json_kind::object) && (of_experts || names_experts(key))) {
-      for (json_value const& inner : member) {
-        if (!visited) read_member(inner, true);
+    if (is_silent(member)) return;
+    if (looks_like_activation(key, of_experts)) {
+      unknown(member);
+    } else if (of_experts || names_experts(key)) {
+      read_inside(member);
+    } else if (may_hold_experts(key)) {
+      find_clamps(member);
+    }
+  }
+
+  /// Of what nothing else is read from, the keys that clamp something.
+  void find_clamps(json_value const& value) {
+    bool const visited = std::find(objects_.begin(), objects_.end(), &value) != objects_.end();
+    bool const object = value.is(json_kind::object) && !visited;
+    if (!object && !value.is(json_kind::array)) return;
+    for (json_value const& inner : value) {
+      if (object && looks_like_clamp(inner.key()) && !is_silent(inner)) {
+        unknown(inner);
+      } else if (!object || may_hold_experts(inner.key())) {
+        find_clamps(inner);
       }
-    } else if (looks_like_activation(key, of_experts)) {
-      result_.unknown.push_back(
-          {std::string(key), fmt::format("{} is {}", member.path(), shown(member))});
+    }
+  }
+
+  void unknown(json_value const& member) {
+    result_.unknown.push_back(
+        {std::string(member.key()), fmt::format("{} is {}", member.path(), shown(member))});
+  }
+
+  /// Of what is about experts, the objects in it, and those of its lists.
+  void read_inside(json_value const& value) {
+    bool const visited = std::find(objects_.begin(), objects_.end(), &value) != objects_.end();
+    if (value.is(json_kind::object) && !visited) {
+      for (json_value const& member : value) read_member(member, true);
+    } else if (value.is(json_kind::array)) {
+      for (json_value const& item : value) read_inside(item);
     }
   }
 

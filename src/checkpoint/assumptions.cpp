@@ -34,12 +34,12 @@ scale_codec scale_named(std::string_view text, std::string_view value) {
   refuse(text, "scale=tensor, row, block, group or mx32");
 }
 
-double positive_real(std::string_view text, std::string_view digits) {
-  double value = 0.0;
+float positive_real(std::string_view text, std::string_view digits) {
+  float value = 0.0F;
   auto const* const end = digits.data() + digits.size();
   auto const parsed = std::from_chars(digits.data(), end, value);
-  if (parsed.ec != std::errc{} || parsed.ptr != end || !(value > 0.0) || !std::isfinite(value)) {
-    refuse(text, "a positive number");
+  if (parsed.ec != std::errc{} || parsed.ptr != end || !(value > 0.0F) || !std::isfinite(value)) {
+    refuse(text, "a positive number of f32");
   }
   return value;
 }
@@ -57,8 +57,8 @@ activation activation_named(std::string_view text, std::string_view value) {
 /// An activation and its parameters come as assumptions of their own.
 struct assumed_activation {
   std::optional<activation> kind;
-  std::optional<double> limit;
-  std::optional<double> alpha;
+  std::optional<float> limit;
+  std::optional<float> alpha;
 
   [[nodiscard]] std::optional<activation_spec> whole() const {
     bool const limits = kind && has_limit(*kind);
@@ -69,8 +69,8 @@ struct assumed_activation {
     if (limits != limit.has_value()) refuse(name(*kind), "limit=NUMBER beside it");
     if (scales != alpha.has_value()) refuse(name(*kind), "alpha=NUMBER beside it");
     activation_spec spec{*kind};
-    if (limit) spec.limit = static_cast<float>(*limit);
-    if (alpha) spec.alpha = static_cast<float>(*alpha);
+    if (limit) spec.limit = *limit;
+    if (alpha) spec.alpha = *alpha;
     return spec;
   }
 };

@@ -27,6 +27,9 @@ constexpr function_kinds functions[] = {
     {"relu2", {}, activation::relu2},
 };
 
+/// What is positive as a double may be 0 or infinite as the f32 that the kernels get.
+bool is_positive(float value) { return value > 0.0F && std::isfinite(value); }
+
 layer_activation refused(errc code, std::string text) { return {{}, code, std::move(text)}; }
 
 activation_family const* family_of(model_config const& config) {
@@ -128,6 +131,16 @@ class activation_finder {
     }
     auto const& list = facts_.limits->value;
     auto const& backbone = config_.geometry.layers;
+    auto const& mtp = config_.geometry.mtp_layers;
+    if (auto const count = static_cast<index_t>(list.size());
+        backbone && count - backbone->value > (mtp ? mtp->value : 0)) {
+      refusal =
+          refused(errc::invalid_argument,
+                  fmt::format("{} has {} entries for {} layers{}; {}", facts_.limits->source, count,
+                              backbone->value,
+                              mtp ? fmt::format(" and {} MTP layers", mtp->value) : "", way_out));
+      return 0.0;
+    }
     index_t at = query_.layer;
     // layers of multi-token prediction follow the backbone, however their tensors are numbered
     if (query_.mtp && backbone && at < backbone->value) at += backbone->value;
@@ -147,16 +160,14 @@ class activation_finder {
                                : facts_.limit ? facts_.limit->source
                                               : std::string("swiglu_limit");
     if (!facts_.limit && limit == 0.0) return missing("swiglu_limit");
-    if (!(limit > 0.0) || !std::isfinite(limit)) return not_positive(source, limit);
     activation_spec spec{*family_->clamped};
     spec.limit = static_cast<float>(limit);
+    if (!is_positive(spec.limit)) return not_positive(source, limit);
     if (spec.kind == activation::gptoss_glu) {
       double const alpha = facts_.alpha ? facts_.alpha->value : double{family_->default_alpha};
       if (!facts_.alpha && alpha == 0.0) return missing("swiglu_alpha");
-      if (!(alpha > 0.0) || !std::isfinite(alpha)) {
-        return not_positive(facts_.alpha->source, alpha);
-      }
       spec.alpha = static_cast<float>(alpha);
+      if (!is_positive(spec.alpha)) return not_positive(facts_.alpha->source, alpha);
     } else if (function != "silu" && function != "swish") {
       return refused(errc::unsupported, fmt::format("{} is {} beside {} = {}: only silu is known "
                                                     "with a limit; {}",
@@ -175,8 +186,8 @@ class activation_finder {
 
   [[nodiscard]] layer_activation not_positive(std::string const& source, double value) const {
     return refused(errc::invalid_argument,
-                   fmt::format("{} is {} for {}, expected a positive number; {}", source, value,
-                               layer_text(), way_out));
+                   fmt::format("{} is {} for {}, expected a positive number of f32; {}", source,
+                               value, layer_text(), way_out));
   }
 
   model_config const& config_;

@@ -79,6 +79,10 @@ class Activation(Described):
                            ("moe_output_multiplier", 2), ("mlp_activation_clamp", True), ("situ_beta", 1.0)):
             self.refused(UNSUPPORTED, {**base, key: value}, key, "ignore=" + key)
         self.refused(UNSUPPORTED, {**base, "ffn_config": {"limit": 7}}, "ffn_config.limit")
+        for key, value in (("moe_activation", {"type": "relu6"}), ("ffn_act_fn", {"name": "gelu"})):
+            self.refused(UNSUPPORTED, {**base, key: value}, key + " is an object", "ignore=" + key)
+        self.refused(UNSUPPORTED, {**base, "ffn_config": {"act": {"name": "gelu"}}}, "ffn_config.act")
+        self.refused(UNSUPPORTED, {**base, "expert_kinds": [{"limit": 7}]}, "expert_kinds[0].limit")
         self.refused(UNSUPPORTED, {**GEOMETRY, "model_type": "qwen3_5_moe", "text_config": {
             "hidden_act": "silu", "gate_softcap": 4}}, "text_config.gate_softcap")
 

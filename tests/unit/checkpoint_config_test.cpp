@@ -307,9 +307,75 @@ TEST(layer_activation, is_read_and_never_filled_in) {
   }
 }
 
+TEST(layer_activation, what_is_not_understood_is_named_wherever_it_stands) {
+  std::string const base = R"("model_type": "a", "hidden_act": "silu", )";
+  auto const refusal = [&](std::string const& member) {
+    return activation_in(base + member).refusal;
+  };
+  EXPECT_THAT(refusal(R"("gate_softcap": 4)"), HasSubstr("gate_softcap is 4"));
+  EXPECT_THAT(refusal(R"("moe_activation": {"type": "relu6"})"),
+              HasSubstr("moe_activation is an object"));
+  EXPECT_THAT(refusal(R"("ffn_act_fn": {"name": "gelu"})"), HasSubstr("ffn_act_fn is an object"));
+  EXPECT_THAT(refusal(R"("ffn_config": {"act": {"name": "gelu"}})"), HasSubstr("ffn_config.act"));
+  EXPECT_THAT(refusal(R"("expert_kinds": [{"limit": 7}])"), HasSubstr("expert_kinds[0].limit"));
+  EXPECT_THAT(refusal(R"("thinker_config": {"text_config": {"swiglu_limit": 7}})"),
+              HasSubstr("thinker_config.text_config.swiglu_limit"));
+  EXPECT_THAT(refusal(R"("block_configs": [{"ffn": {"hidden_act": "gelu", "softcap": 3}}])"),
+              HasSubstr("block_configs[0].ffn.softcap"));
+  EXPECT_EQ(refusal(R"("vision_config": {"hidden_act": "gelu", "clip_limit": 2})"), "");
+  EXPECT_EQ(refusal(R"("talker_config": {"hidden_act": "silu"}, "moe_activation": {})"), "");
+  EXPECT_EQ(refusal(R"("quantization_config": {"activation_clip": 7})"), "");
+}
+
+TEST(activation_keys, words_are_found_however_a_key_is_spelt) {
+  for (std::string_view const key :
+       {"swigluLimit", "SwiGLU_limit", "expertSoftcap", "hiddenAct", "SiLU-cap", "mlp_multipliers",
+        "ffn_nonlinearity", "gate_clip", "expert_output_gain", "post_expert_norm", "limit", "alpha",
+        "shared_and_routed_swiglu_limit", "moe_activation", "ACT"}) {
+    EXPECT_TRUE(looks_like_activation(key, false)) << key;
+  }
+  for (std::string_view const key :
+       {"num_experts", "norm_topk_prob", "routerScale", "shared_expert_swiglu_limit",
+        "rms_norm_eps", "expert_capacity_factor", "max_position_embeddings", "attention_multiplier",
+        "factory", "use_cache", "activated_experts", "moe_intermediate_size",
+        "initializer_range"}) {
+    EXPECT_FALSE(looks_like_activation(key, false)) << key;
+  }
+}
+
+TEST(layer_activation, parameters_that_f32_does_not_hold_are_refused) {
+  std::string const base = R"("model_type": "minimax_m3", )";
+  for (std::string const members : {R"("swiglu_limit": 1e39, "swiglu_alpha": 1.5)",
+                                    R"("swiglu_limit": 7, "swiglu_alpha": 1e-300)",
+                                    R"("swiglu_limit": 7, "swiglu_alpha": 1e300)",
+                                    R"("swiglu_limit": 1e-300, "swiglu_alpha": 1)"}) {
+    EXPECT_THAT(activation_in(base + members).refusal, HasSubstr("a positive number of f32"))
+        << members;
+  }
+}
+
+TEST(layer_activation, lists_of_limits_are_of_the_layers) {
+  std::string const step = R"("model_type": "step3p5", "num_hidden_layers": 2, )";
+  EXPECT_THAT(activation_in(step + R"("swiglu_limits": [])", {0}).refusal,
+              HasSubstr("0 entries, none for layer 0"));
+  EXPECT_THAT(activation_in(step + R"("swiglu_limits": [7, 7, 7])", {0}).refusal,
+              HasSubstr("3 entries for 2 layers"));
+  std::string const one = R"("num_nextn_predict_layers": 1, )";
+  EXPECT_EQ(activation_in(step + one + R"("swiglu_limits": [7, 7, 7])", {0}).spec->limit, 7.0F);
+  EXPECT_EQ(activation_in(step + R"("swiglu_limits": [null, null])", {0}).spec->kind,
+            activation::silu_glu);
+}
+
+TEST(layer_activation, step_clamps_behind_silu) {
+  std::string const step = R"("model_type": "step3p5", "swiglu_limits": [0.0, 7.0])";
+  EXPECT_EQ(activation_in(step, {1}).spec->kind, activation::step_glu);
+  EXPECT_EQ(activation_in(step, {0}).spec->kind, activation::silu_glu);
+}
+
 TEST(layer_activation, limits_of_mtp_layers_follow_those_of_the_backbone) {
   std::string const step =
-      R"("model_type": "step3p5", "num_hidden_layers": 2, "swiglu_limits": [0.0, 7.0, 5.0])";
+      R"("model_type": "step3p5", "num_hidden_layers": 2, "num_nextn_predict_layers": 1,
+          "swiglu_limits": [0.0, 7.0, 5.0])";
   EXPECT_EQ(activation_in(step, {0}).spec->kind, activation::silu_glu);
   EXPECT_EQ(activation_in(step, {1}).spec->limit, 7.0F);
   EXPECT_EQ(activation_in(step, {2, true}).spec->limit, 5.0F);  // numbered on
