@@ -52,10 +52,9 @@ std::string text_of(json_value const& value) {
 bool same_value(json_value const& a, json_value const& b);
 
 bool same_number(json_value const& a, json_value const& b) {
-  if (a.is(json_kind::integer) && b.is(json_kind::integer)) {
-    return a.number_text() == b.number_text();
-  }
-  return a.real() == b.real();
+  if (a.number_text() == b.number_text()) return true;  // NaN too
+  bool const exact = a.is(json_kind::integer) && b.is(json_kind::integer);
+  return !exact && a.real() == b.real();
 }
 
 bool same_items(json_value const& a, json_value const& b) {
@@ -142,8 +141,8 @@ class config_comparison {
 std::vector<config_difference> config_differences(folder const& first, folder const& second) {
   std::vector<config_difference> found;
   config_comparison comparison(found);
-  // a file that was opened by itself has no configs, which is no difference
-  bool const one_alone = first.config() == nullptr || second.config() == nullptr;
+  // the configs of a file that was opened by itself are those beside it, if any: no difference
+  bool const one_alone = first.is_single_file() || second.is_single_file();
   comparison.compare("config.json", first.config(), second.config(), one_alone);
   comparison.compare("params.json", first.params(), second.params(), one_alone);
   comparison.compare("hf_quant_config.json", first.hf_quant_config(), second.hf_quant_config(),

@@ -157,6 +157,25 @@ class Configs(Part):
         self.assertIs(found["same"], False)
         self.assertIn("hidden_act", self.expect(FAILED, "diff", made, other).stdout)
 
+    def test_a_config_that_got_lost_is_a_difference(self):
+        made, other = self.synth("--dialect", "plain"), self.synth("--dialect", "plain", name="other")
+        (other / "config.json").unlink()
+        self.expect(FAILED, "diff", made, other)
+        self.expect(FAILED, "diff", other, made)
+        shard = sorted(path.name for path in made.glob("*.safetensors"))[0]
+        self.expect(OK, "diff", made / shard, other / shard)  # files alone
+
+    def test_numbers_that_are_not_finite_do_not_make_a_config_differ_from_itself(self):
+        made, other = self.synth(), self.synth(name="other")
+        for folder, limit in ((made, "NaN"), (other, "NaN")):
+            text = (folder / "config.json").read_text()
+            (folder / "config.json").write_text(text.replace("{", '{"x": ' + limit + ', "y": [Infinity, 1.0], ', 1))
+        self.expect(OK, "diff", made, other)
+        text = (other / "config.json").read_text()
+        (other / "config.json").write_text(text.replace('"y": [Infinity, 1.0]', '"y": [-Infinity, 1]', 1))
+        told = {entry["key"]: entry for entry in self.object(FAILED, "diff", made, other)["configs"]}
+        self.assertEqual(list(told), ["y"])
+
     def test_what_a_conversion_changes_in_a_config_is_told_and_no_difference(self):
         made, out = self.synth(), self.folder / "out"
         self.expect(OK, "convert", made, out, "--to", "bf16")
