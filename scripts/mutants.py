@@ -4,6 +4,7 @@ Each is a mistake that a person could make, most of them ones that were made in 
 file exactly once (tests/tree/mutation_table_test.py holds us to that), so a change of the code changes the bug with it.
 """
 
+from border_mutants import BORDER
 from check_mutants import CHECKED
 from kernel_mutants import FAST
 from mutant import Mutant
@@ -396,4 +397,4 @@ FILES = [
            "unit", "convert_faults.a_finished_conversion_*:convert_resume.*"),
 ]
 
-MUTANTS = SIZES + FORMATS + SCALES + ROUTING + LAYER + DOOR + FILES + FAST + CHECKED
+MUTANTS = SIZES + FORMATS + SCALES + ROUTING + LAYER + DOOR + FILES + FAST + CHECKED + BORDER

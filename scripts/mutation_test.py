@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Plants known bugs, one at a time, and expects the tests to catch each: mutation_test.py [--only NAME] [--list].
 
-The bugs are in mutants.py. Works on a copy of the tree, so the tree itself is never touched. Exits with 1 if a bug
+The bugs are in mutants.py. Works on a copy of the tree, so the tree itself is never touched. Bugs of the Python package
+(suite python) run with the library of build/release in .venv, and are skipped where that is not there. Exits with 1 if a bug
 survives, if the text that it replaces is not there exactly once, or if the tests fail without it.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +20,8 @@ from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 300  # seconds; a bug that makes a test hang is caught, too
+PYTHON = ROOT / ".venv" / "bin" / "python"
+RELEASE = ROOT / "build" / "release"
 CONFIGURE = ["-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DMOE64_CUDA=OFF", "-DMOE64_BUILD_CLI=OFF",
              "-DMOE64_INSTALL=OFF", "-DMOE64_WERROR=OFF"]
 
@@ -57,12 +61,16 @@ class Workshop:
 
     def make(self, suites):
         """Builds the programs of some suites; what the compiler said if it cannot."""
-        targets = [f"moe64_{suite}" for suite in sorted(suites)]
+        targets = [f"moe64_{suite}" for suite in sorted(suites) if suite != "python"]
+        if not targets:
+            return ""
         done = run(["cmake", "--build", self.build, "--target", *targets])
         return "" if done.returncode == 0 else done.stdout
 
     def test(self, suite, tests):
         """Runs the tests; (whether they passed, the first that failed or what happened)."""
+        if suite == "python":
+            return self.test_python(tests)
         program = self.build / "tests" / f"moe64_{suite}"
         try:
             done = run([program, f"--gtest_filter={tests}", "--gtest_fail_fast", "--gtest_brief=0"], timeout=TIMEOUT)
@@ -78,6 +86,19 @@ class Workshop:
             return False, f"signal {-done.returncode} in {started[-1]}"
         return done.returncode == 0, failed[0] if failed else ""
 
+    def test_python(self, tests):
+        """The same by pytest: `tests` are its arguments."""
+        environment = dict(os.environ, MOE64_LIBRARY=str(RELEASE / "libmoe64.so"), MOE64_TOOL=str(RELEASE / "bin" / "moe64"))
+        try:
+            done = run([PYTHON, "-B", "-m", "pytest", "-q", "-x", *tests.split()], timeout=TIMEOUT, cwd=self.tree,
+                       env=environment)
+        except subprocess.TimeoutExpired:
+            return False, f"no answer in {TIMEOUT} s"
+        if not re.search(r"\d+ (passed|failed|error)", done.stdout):
+            raise Failure(f"no test of Python ran for {tests}:\n{done.stdout[-500:]}")
+        failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+        return done.returncode == 0, failed[0] if failed else ""
+
     def plant(self, mutant):
         """Replaces the text; the function that puts it back."""
         path = self.tree / mutant.file
@@ -88,12 +109,18 @@ class Workshop:
         return lambda: path.write_text(text, encoding="utf-8")
 
 
+def can_test_python():
+    return PYTHON.exists() and (RELEASE / "libmoe64.so").exists()
+
+
 def check_without_bugs(workshop, chosen):
     """The tests that shall catch the bugs must pass without them."""
     wrong = workshop.make({mutant.suite for mutant in chosen})
     if wrong:
         raise Failure(f"the copy does not build:\n{wrong[-3000:]}")
     for suite, tests in sorted({(mutant.suite, mutant.tests) for mutant in chosen}):
+        if suite == "python" and not can_test_python():
+            continue
         passed, what = workshop.test(suite, tests)
         if not passed or what:
             raise Failure(f"{suite} {tests} without any bug: {what or 'failed'}")
@@ -108,6 +135,8 @@ def cpu_flags():
 
 def check(workshop, mutant):
     """('killed', 'skipped' or what is wrong, by what)"""
+    if mutant.suite == "python" and not can_test_python():
+        return "skipped", "no .venv, or no release build: `make python`"
     if mutant.needs and mutant.needs not in cpu_flags():
         return "skipped", f"this CPU has no {mutant.needs}"
     try:

@@ -103,6 +103,18 @@ TEST(CheckpointFolder, OpensShardsThroughTheirIndex) {
   EXPECT_EQ(content(moved, "b"), "bbbb");
 }
 
+TEST(CheckpointFolder, AFileAloneHasTheConfigsBesideIt) {
+  temp_folder const place;
+  place.write(first_file, tensors_file({{"a", 1}}));
+  place.write("config.json", R"({"model_type":"glm"})");
+  folder const opened = folder::open(place.path() / first_file);
+  EXPECT_TRUE(opened.is_single_file());
+  ASSERT_NE(opened.config(), nullptr);
+  EXPECT_EQ(opened.config()->at("model_type").text(), "glm");
+  place.write("config.json", "{broken");
+  EXPECT_THAT(rules(folder::open(place.path() / first_file)), ElementsAre("neighbour-config"));
+}
+
 TEST(CheckpointFolder, OpensWithoutAnIndex) {
   temp_folder const place;
   place.write("model.safetensors", tensors_file({{"x", 1}}));
