@@ -1,6 +1,7 @@
 """What the targets of the Makefile that have many steps consist of."""
 
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def python_packages():
 def python_suite(jobs):
     return Step("test Python", "the Python package, with PyTorch, Transformers and PEFT",
                 [".venv/bin/python", "-B", "-m", "pytest", "-q", "-n", jobs, "--dist", "loadfile",
-                 *os.environ.get("PYTEST_ARGS", "").split()],
+                 *shlex.split(os.environ.get("PYTEST_ARGS", ""))],
                 "one test again: .venv/bin/python -m pytest -k NAME", "pytest",
                 environment={"MOE64_TOOL": str(ROOT / "build/release/bin/moe64"),
                              "OMP_NUM_THREADS": "1"})
@@ -76,7 +77,8 @@ def tree():
 
 
 def has_gpu():
-    return Path("/dev/nvidia0").exists()
+    """NVIDIA's driver, also below WSL."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
 
 
 def demo(jobs):

@@ -51,9 +51,12 @@ class Report:
             log = self.root / step.folder / ".ninja_log"
             self.log_size = log.stat().st_size if log.is_file() else 0
 
-    def after(self, step, seconds, cpu_seconds):
-        """One line on how it went."""
+    def took(self, step, seconds, cpu_seconds):
         self.rows.append((step.name + (" (in background)" if step.background else ""), seconds, cpu_seconds))
+
+    def after(self, step, seconds, cpu_seconds):
+        """One line on how a step went that passed."""
+        self.took(step, seconds, cpu_seconds)
         log = log_of(self.root, step)
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         if step.kind == "ninja":
@@ -111,14 +114,18 @@ class Report:
 
     def finish(self, plan):
         total = time.monotonic() - self.begin
-        if plan.table:
-            self.print_table(total)
+        self.print_table(plan)
         if self.target == "test" and total > LONG_MINUTES * 60:
             print(f"\nWARNING: this took {duration(total)}, more than {LONG_MINUTES} minutes: the lists above say where.")
+        if plan.table and self.checks:
+            print(f"\n{sum(row[1] for row in self.checks)} passed, 0 failed, {sum(row[2] for row in self.checks)} skipped")
         print(f"\nmake {self.target}: all of it passed, in {duration(total)}." + (f"\n{plan.then}" if plan.then else ""),
               flush=True)
 
-    def print_table(self, total):
+    def print_table(self, plan):
+        if not plan.table:
+            return
+        total = time.monotonic() - self.begin
         print(f"\n{'step':28} {'seconds':>8} {'CPU s':>8}")
         for name, seconds, cpu_seconds in self.rows:
             print(f"{name:28} {seconds:8.0f} {cpu_seconds:8.0f}")
@@ -132,5 +139,4 @@ class Report:
             print()
         for name, run, skipped in self.checks:
             print(f"{name}: {run} checks ran, {skipped} were skipped")
-        if self.checks:
-            print(f"\n{sum(row[1] for row in self.checks)} passed, 0 failed, {sum(row[2] for row in self.checks)} skipped")
+
