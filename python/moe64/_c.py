@@ -25,6 +25,7 @@ PLACEMENTS = {"output": 0, "input": 1}
 ACTIVATIONS = {"silu_glu": 0, "gelu_glu": 1, "gelu_tanh_glu": 2, "gptoss_glu": 3, "clamped_silu_glu": 4, "silu": 5,
                "gelu": 6, "relu2": 7, "step_glu": 8}
 UNGATED = frozenset({"silu", "gelu", "relu2"})  # activations of one matrix; the others take gate and up
+CLAMPED = ("gptoss_glu", "clamped_silu_glu", "step_glu")  # have a limit
 SCORES = {"softmax": 0, "softmax_of_selected": 1, "sigmoid": 2}
 GROUP_SCORES = {"max": 0, "top2_sum": 1}
 

@@ -154,7 +154,7 @@ def _same(one: Activation, other: "Activation | None") -> bool:
     if other is None or one.kind != other.kind:
         return False
     pairs = [(one.alpha, other.alpha)] * (one.kind == "gptoss_glu")
-    pairs += [(one.limit, other.limit)] * (one.kind in ("gptoss_glu", "clamped_silu_glu"))
+    pairs += [(one.limit, other.limit)] * one.clamped
     return all(math.isclose(left, right, rel_tol=1e-6) for left, right in pairs)  # C holds them as float
 
 

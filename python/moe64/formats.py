@@ -152,6 +152,10 @@ class Activation:
     def gated(self) -> bool:
         return self.kind not in _c.UNGATED
 
+    @property
+    def clamped(self) -> bool:
+        return self.kind in _c.CLAMPED
+
     def to_c(self) -> _c.ActivationSpec:
         return _c.ActivationSpec(kind=_c.ACTIVATIONS[self.kind], alpha=self.alpha, limit=self.limit)
 
