@@ -1,5 +1,9 @@
 // The functions of fmt 9, compiled once for all files that format (cmake/fmt.cmake). Its headers
-// declare these templates and leave their instantiation to the library.
+// declare these templates and leave their instantiation to the library. Where fmt is a header-only
+// library, as other versions are here, there is nothing to compile.
+#include <fmt/core.h>
+
+#if FMT_VERSION / 10000 == 9 && !defined(FMT_HEADER_ONLY)
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE
@@ -17,3 +21,5 @@ template void vformat_to(buffer<char>&, string_view, basic_format_args<buffer_co
 
 }  // namespace detail
 FMT_END_NAMESPACE
+
+#endif
