@@ -39,7 +39,8 @@ constexpr std::size_t page_columns = 100;
 /// "label      text", lines of it below each other.
 void print_row(char const* label, std::string const& text) {
   constexpr std::size_t indent = 11;
-  std::string lines = wrapped(text, page_columns - indent, std::string(indent, ' '));
+  std::string lines =
+      wrapped(text.empty() ? "none" : text, page_columns - indent, std::string(indent, ' '));
   std::string_view const word(label);
   lines.replace(0, word.size(), word);
   fmt::print("{}", lines);

@@ -16,11 +16,12 @@ struct code_range {
 };
 
 /// Characters that are not what they look like: controls, those without a width, those that turn
-/// the direction of what follows, separators of lines, and tags.
-constexpr code_range hidden[] = {{0x00, 0x1f},     {0x7f, 0x9f},      {0xad, 0xad},
-                                 {0x61c, 0x61c},   {0x180e, 0x180e},  {0x200b, 0x200f},
-                                 {0x2028, 0x202e}, {0x2060, 0x206f},  {0xfeff, 0xfeff},
-                                 {0xfff9, 0xfffb}, {0xe0000, 0xe0fff}};
+/// the direction of what follows, separators of lines, variation selectors, and tags.
+constexpr code_range hidden[] = {
+    {0x00, 0x1f},     {0x7f, 0x9f},     {0xad, 0xad},      {0x34f, 0x34f},   {0x61c, 0x61c},
+    {0x115f, 0x1160}, {0x17b4, 0x17b5}, {0x180b, 0x180f},  {0x200b, 0x200f}, {0x2028, 0x202e},
+    {0x2060, 0x206f}, {0x2800, 0x2800}, {0x3164, 0x3164},  {0xfe00, 0xfe0f}, {0xfeff, 0xfeff},
+    {0xffa0, 0xffa0}, {0xfff9, 0xfffb}, {0xe0000, 0xe0fff}};
 
 std::uint32_t code_point(std::string_view sequence) {
   auto const byte = [&](std::size_t i) { return static_cast<unsigned char>(sequence[i]); };

@@ -21,6 +21,12 @@ TEST(printable, keeps_utf8_and_escapes_what_a_terminal_obeys) {
   EXPECT_EQ(printable("\xf3\xa0\x81\xa1"), "\\xf3\\xa0\\x81\\xa1");  // a tag
 }
 
+TEST(printable, escapes_characters_that_are_not_seen) {
+  EXPECT_EQ(printable("a\xe3\x85\xa4z"), "a\\xe3\\x85\\xa4z");  // a Hangul filler
+  EXPECT_EQ(printable("a\xef\xb8\x8fz"), "a\\xef\\xb8\\x8fz");  // a variation selector
+  EXPECT_EQ(printable("a\xe2\xa0\x80z"), "a\\xe2\\xa0\\x80z");  // a Braille cell without a dot
+}
+
 TEST(printable, escapes_bytes_that_are_no_utf8) {
   EXPECT_EQ(printable("a\xff"
                       "b"),
