@@ -7,11 +7,18 @@
 #   MOE64_ABSENT_OBJECTS  what stands in the place of the CUDA backend where it is not built, or not wanted
 #   MOE64_DEVICE_OBJECTS  the CUDA backend: launchers and kernels; empty in a build without it
 
-# moe64_sources(out folder): the C++ sources of one folder, not of its sub-folders.
+# moe64_sources(out folder): the C++ sources of a folder and of all below it.
 function(moe64_sources out folder)
-  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cpp")
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${folder}/*.cpp")
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
+
+# moe64_exclude_folders(list folder...): takes what lies in these folders of src/ out of the list.
+macro(moe64_exclude_folders list)
+  foreach(folder ${ARGN})
+    list(FILTER ${list} EXCLUDE REGEX "^${PROJECT_SOURCE_DIR}/src/${folder}/")
+  endforeach()
+endmacro()
 
 # moe64_object_library(target source...): compiled as part of moe64; sees include/ and src/.
 function(moe64_object_library target)
@@ -40,7 +47,7 @@ function(moe64_room name)
   endforeach()
   list(FILTER sources EXCLUDE REGEX "/fmt_library\\.cpp$") # a target of its own, see cmake/fmt.cmake
   if(name STREQUAL "cpu" AND NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    list(FILTER sources EXCLUDE REGEX "_(amx|bf16|vbmi|vnni)[a-z_]*\\.cpp$") # instruction sets of x86
+    moe64_exclude_folders(sources cpu/gemm/amx cpu/gemm/bf16 cpu/gemm/vnni cpu/quantize/vbmi) # instruction sets of x86
   endif()
   if(NOT sources)
     return()
@@ -70,42 +77,39 @@ function(moe64_device_code target)
                       "$<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all;--Werror=all-warnings>")
 endfunction()
 
-# moe64_cuda_room(): src/cuda/ as four object libraries. What finds devices and launches is in every build, and answers
-# without CUDA that there are no devices; the tests give it a runtime of their own.
+# moe64_cuda_room(): src/cuda/ as four object libraries. What finds devices and launches (runtime/) is in every build, and
+# answers without CUDA (absent/) that there are no devices; the tests give it a runtime of their own.
 function(moe64_cuda_room)
-  moe64_sources(launchers src/cuda)
-  set(host ${launchers})
-  list(FILTER host INCLUDE REGEX "/(device|launch|memory)\\.cpp$")
-  set(absent ${launchers})
-  list(FILTER absent INCLUDE REGEX "/(runtime|table)_absent\\.cpp$")
-  list(REMOVE_ITEM launchers ${host} ${absent})
-
+  moe64_sources(host src/cuda/runtime)
   moe64_object_library(moe64_cuda_host_objects ${host})
   moe64_add_objects(MOE64_HOST_OBJECTS moe64_cuda_host_objects)
+  moe64_sources(absent src/cuda/absent)
   moe64_object_library(moe64_cuda_absent_objects ${absent})
   moe64_add_objects(MOE64_ABSENT_OBJECTS moe64_cuda_absent_objects)
   if(NOT MOE64_HAVE_CUDA)
     return()
   endif()
 
-  file(GLOB kernels CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cuda/kernels/*.cu")
-  set(hopper_kernels ${kernels})
-  list(FILTER hopper_kernels INCLUDE REGEX "_wgmma[a-z0-9_]*\\.cu$")
-  list(REMOVE_ITEM kernels ${hopper_kernels})
+  moe64_sources(launchers src/cuda)
+  moe64_exclude_folders(launchers cuda/runtime cuda/absent)
+  file(GLOB_RECURSE kernels CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/cuda/kernels/*.cu")
+  set(sm90_kernels ${kernels})
+  list(FILTER sm90_kernels INCLUDE REGEX "/kernels/gemm/sm90/")
+  list(REMOVE_ITEM kernels ${sm90_kernels})
   if(MOE64_HAVE_HOPPER)
-    list(FILTER launchers EXCLUDE REGEX "/grouped_gemm_wgmma_absent\\.cpp$")
-    moe64_object_library(moe64_hopper_objects ${hopper_kernels})
-    moe64_device_code(moe64_hopper_objects)
-    set_target_properties(moe64_hopper_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)
-    target_include_directories(moe64_hopper_objects SYSTEM PRIVATE "${MOE64_CUTLASS_INCLUDE}")
-    moe64_add_objects(MOE64_DEVICE_OBJECTS moe64_hopper_objects)
+    moe64_exclude_folders(launchers cuda/gemm/sm90_absent)
+    moe64_object_library(moe64_sm90_objects ${sm90_kernels})
+    moe64_device_code(moe64_sm90_objects)
+    set_target_properties(moe64_sm90_objects PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    target_include_directories(moe64_sm90_objects SYSTEM PRIVATE "${MOE64_CUTLASS_INCLUDE}")
+    moe64_add_objects(MOE64_DEVICE_OBJECTS moe64_sm90_objects)
   else()
-    list(FILTER launchers EXCLUDE REGEX "/(grouped_gemm_wgmma(_decode)?|layer_wgmma)\\.cpp$")
+    moe64_exclude_folders(launchers cuda/gemm/sm90)
   endif()
   moe64_object_library(moe64_cuda_objects ${launchers} ${kernels})
   list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
-  set_property(SOURCE src/cuda/runtime.cpp APPEND PROPERTY COMPILE_DEFINITIONS
-                                                           MOE64_CUDA_ARCHITECTURES="${architectures}")
+  set_property(SOURCE src/cuda/cuda_runtime.cpp APPEND PROPERTY COMPILE_DEFINITIONS
+                                                                MOE64_CUDA_ARCHITECTURES="${architectures}")
   moe64_device_code(moe64_cuda_objects)
   moe64_add_objects(MOE64_DEVICE_OBJECTS moe64_cuda_objects)
 endfunction()

@@ -2,8 +2,8 @@
 
 from mutant import Mutant
 
-FACTS = "src/checkpoint/activation_facts.cpp"
-ACTIVATION = "src/checkpoint/layer_activation.cpp"
+FACTS = "src/checkpoint/config/activation_facts.cpp"
+ACTIVATION = "src/checkpoint/config/layer_activation.cpp"
 FAMILIES = "python/moe64/families.py"
 LAYOUTS = "python/moe64/_adapter_layout.py"
 
@@ -23,11 +23,11 @@ BORDER = [
     Mutant("silu_where_nothing_states_it", ACTIVATION,
            "    if (facts_.mistral_native) return \"silu\";", "    if (family_ == nullptr) return \"silu\";",
            "unit", "layer_activation.*"),
-    Mutant("clamped_before_silu", "src/checkpoint/activation_keys.cpp",
+    Mutant("clamped_before_silu", "src/checkpoint/config/activation_keys.cpp",
            "     .clamped = activation::step_glu,\n     .source = \"Step3p7Experts",
            "     .clamped = activation::clamped_silu_glu,\n     .source = \"Step3p7Experts",
            "unit", "layer_activation.*"),
-    Mutant("configs_beside_a_file_not_read", "src/checkpoint/folder.cpp",
+    Mutant("configs_beside_a_file_not_read", "src/checkpoint/files/folder.cpp",
            "    opened->read_neighbours(system, options.links);\n", "    static_cast<void>(&state::read_neighbours);\n",
            "unit", "CheckpointFolder.*Beside*"),
     # gates of classes

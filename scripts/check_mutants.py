@@ -2,14 +2,14 @@
 
 from mutant import Mutant
 
-SIZES_FILE = "src/checkpoint/check_sizes.cpp"
+SIZES_FILE = "src/checkpoint/check/sizes.cpp"
 FAULTS = "*every_planted_fault*"
 
 CHECKED = [
-    Mutant("sizes_without_scales", "src/checkpoint/scan.cpp",
+    Mutant("sizes_without_scales", "src/checkpoint/scan/scan.cpp",
            "      return scale_number(item.format->scale_type, scales_, scale);", "      return scale < 0 ? -1.0 : 1.0;",
            "unit", FAULTS),
-    Mutant("sizes_without_global_scales", "src/checkpoint/check_statistics.cpp",
+    Mutant("sizes_without_global_scales", "src/checkpoint/check/statistics.cpp",
            "  return result.sample.rms() * global_factor(item, result);", "  return item.values == nullptr ? 0.0 : result.sample.rms();",
            "unit", "*every_healthy_model*"),
     Mutant("layers_not_compared", SIZES_FILE,
@@ -28,16 +28,16 @@ CHECKED = [
     Mutant("healthy_layers_alarm", SIZES_FILE,
            "constexpr double unusual_size = 8.0;", "constexpr double unusual_size = 1.2;",
            "unit", "check_healthy.*"),
-    Mutant("unit_scales_accepted", "src/checkpoint/check_repetitions.cpp",
+    Mutant("unit_scales_accepted", "src/checkpoint/check/repetitions.cpp",
            "  if (set.matrices == 0 || set.scales < 2 || set.ones < set.matrices) return;", "  return;",
            "unit", FAULTS),
-    Mutant("holes_lost_between_pieces", "src/checkpoint/zero_run.cpp",
+    Mutant("holes_lost_between_pieces", "src/checkpoint/scan/zero_run.cpp",
            "  take_run(*this, end - trailing, trailing + next.leading);\n", "",
            "unit", "zero_run.*"),
-    Mutant("holes_taken_for_rows", "src/checkpoint/check_contents.cpp",
+    Mutant("holes_taken_for_rows", "src/checkpoint/check/contents.cpp",
            "  if (at_begin && at_end && last > first) return zero_place::rows;", "  return zero_place::rows;",
            "unit", FAULTS),
-    Mutant("missing_tensors_of_single_layers", "src/checkpoint/check_required.cpp",
+    Mutant("missing_tensors_of_single_layers", "src/checkpoint/check/required.cpp",
            "      if (is_there(tensor, layer)) continue;", "      if (layer > 0 || is_there(tensor, layer)) continue;",
            "unit", FAULTS),
 ]

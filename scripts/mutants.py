@@ -11,14 +11,14 @@ from mutant import Mutant
 
 VIEW = "src/core/offset.hpp"
 FLOAT8 = "src/core/float8.hpp"
-ROWS = "src/cpu/rows.cpp"
+ROWS = "src/cpu/runtime/rows.cpp"
 PLAN = "src/cpu/plan.cpp"
 GATHER = "src/cpu/gather.cpp"
 COMBINE = "src/cpu/combine.cpp"
 GEMM = "src/cpu/grouped_gemm.cpp"
 WGRAD = "src/cpu/grouped_gemm_wgrad.cpp"
-EPILOGUE = "src/cpu/gemm_epilogue.cpp"
-RANGES = "src/cpu/expert_ranges.hpp"
+EPILOGUE = "src/cpu/gemm/epilogue.cpp"
+RANGES = "src/cpu/runtime/expert_ranges.hpp"
 QUANTIZE = "src/cpu/quantize.cpp"
 ACTIVATE = "src/cpu/activate.cpp"
 CHECK = "src/ops/check.cpp"
@@ -52,11 +52,11 @@ SIZES = [
            "static_cast<std::uint8_t*>(matrix.data) + offset_of(matrix, i) * size / 8;",
            "static_cast<std::uint8_t*>(matrix.data) + static_cast<std::int32_t>(offset_of(matrix, i)) * size / 8;",
            "huge", "huge_movement.gather_of_262145_rows"),
-    Mutant("combined_row_of_32_bit_bytes", "src/cpu/combine_simd.cpp",
+    Mutant("combined_row_of_32_bit_bytes", "src/cpu/permute/combine_simd.cpp",
            "        rows.offset[rows.count] = row_of(values, 0, row).offset + col;",
            "        rows.offset[rows.count] = static_cast<std::uint32_t>(row_of(values, 0, row).offset * 2) / 2 + col;",
            "huge", "huge_movement.combine_of_262145_rows"),
-    Mutant("slots_of_32_bits", "src/cpu/plan_parallel.cpp",
+    Mutant("slots_of_32_bits", "src/cpu/plan/plan_parallel.cpp",
            "      index_t const slot = token * top_k + k;\n",
            "      index_t const slot = static_cast<std::uint32_t>(token * top_k + k) % (1U << 31);\n",
            "huge", "huge_routing.plan*"),
@@ -222,24 +222,24 @@ ROUTING = [
     Mutant("nan_chosen_first", "src/cpu/route.cpp",
            "    if (nan != other_nan) return other_nan;", "    if (nan != other_nan) return nan;",
            "unit", "route.*"),
-    Mutant("chunks_in_reverse", "src/cpu/plan_parallel.cpp",
+    Mutant("chunks_in_reverse", "src/cpu/plan/plan_parallel.cpp",
            "        for (index_t e = first; e < last; ++e) {\n          index_t const count = counts_(chunk, e);",
            "        for (index_t e = first; e < last; ++e) {\n"
            "          index_t const count = counts_(cut_.chunks - 1 - chunk, e);",
            "unit", "plan*"),
-    Mutant("last_invalid_id_named", "src/cpu/plan_parallel.cpp",
+    Mutant("last_invalid_id_named", "src/cpu/plan/plan_parallel.cpp",
            "    index_t chunk = 0;\n    while (counts_(chunk, experts_ + beside::invalid) == 0) ++chunk;",
            "    index_t chunk = cut_.chunks - 1;\n"
            "    while (counts_(chunk, experts_ + beside::invalid) == 0) --chunk;",
            "unit", "plan*"),
-    Mutant("zeros_of_two_signs_ranked", "src/cpu/route_scored.cpp",
+    Mutant("zeros_of_two_signs_ranked", "src/cpu/route/scored.cpp",
            "std::bit_cast<std::int32_t>(key + 0.0F)", "std::bit_cast<std::int32_t>(key)",
            "unit", "route*"),
-    Mutant("kept_groups_dropped", "src/cpu/route_scored.cpp",
+    Mutant("kept_groups_dropped", "src/cpu/route/scored.cpp",
            "      if (best_groups_[g] == candidates::taken) continue;",
            "      if (best_groups_[g] != candidates::taken) continue;",
            "unit", "route*"),
-    Mutant("tasks_of_empty_experts", "src/cpu/expert_tasks.hpp",
+    Mutant("tasks_of_empty_experts", "src/cpu/runtime/expert_tasks.hpp",
            "      if (task < tasks) return {e, begin_(e), rows, task};",
            "      if (task <= tasks) return {e, begin_(e), rows, task};",
            "unit", "expert_tasks.*"),
@@ -256,7 +256,7 @@ LAYER = [
            "  return {fused.every(1, 0, 2), fused.every(1, 1, 2)};",
            "  return {fused.slice(1, 0, half), fused.slice(1, half, 2 * half)};",
            "unit", "split_gate_up.*"),
-    Mutant("lanes_not_padded", "src/cpu/tile.cpp",
+    Mutant("lanes_not_padded", "src/cpu/gemm/reference/tile.cpp",
            "  for (index_t i = count; i < padded; ++i) run[i] = 0.0F;",
            "  for (index_t i = count; i < padded - 1; ++i) run[i] = 0.0F;",
            "unit", "*grouped_gemm_depth*"),
@@ -264,19 +264,19 @@ LAYER = [
            "    for (index_t row = begin(expert); row < begin(expert + 1); row += row_tile) {",
            "    for (index_t row = begin(expert); row + 1 < begin(expert + 1); row += row_tile) {",
            "unit", "*grouped_gemm_depth*"),
-    Mutant("table_of_codes_without_sign", "src/cpu/float8_table_simd.hpp",
+    Mutant("table_of_codes_without_sign", "src/cpu/simd/float8_table.hpp",
            "first_xor_second_and_third = 0x78;", "first_xor_second_and_third = 0xf0;",
            "unit", "*grouped_gemm_depth*"),
-    Mutant("streamed_outputs_mixed_up", "src/cpu/grouped_gemm_stream_simd.hpp",
+    Mutant("streamed_outputs_mixed_up", "src/cpu/gemm/portable/stream_gemm.hpp",
            "at.out_begin + n + o * apart);", "at.out_begin + n + o);",
            "unit", "*grouped_gemm_depth*"),
-    Mutant("every_block_reads_the_first_rows", "src/cpu/grouped_gemm_dot_simd.hpp",
+    Mutant("every_block_reads_the_first_rows", "src/cpu/gemm/portable/dot_gemm.hpp",
            "offset_of(x, 0, at.row_begin + r, first + begin)", "offset_of(x, 0, at.row_begin, first + begin)",
            "unit", "*grouped_gemm_depth*"),
-    Mutant("offset_of_int8_x_kept", "src/cpu/grouped_gemm_vnni.cpp",
+    Mutant("offset_of_int8_x_kept", "src/cpu/gemm/vnni/grouped_gemm_vnni.cpp",
            "_mm512_sub_epi32(_mm512_setzero_si512(), sum)", "_mm512_setzero_si512()",
            "unit", "grouped_gemm_codes.*"),
-    Mutant("scalar_sums_not_fused", "src/cpu/simd.hpp",
+    Mutant("scalar_sums_not_fused", "src/cpu/simd/simd.hpp",
            "return Vector(std::fma(a.raw, b.raw, c.raw));", "return Vector(a.raw * b.raw + c.raw);",
            "unit", "*grouped_gemm_width*"),
     Mutant("ranges_not_checked", RANGES, "  if (!legal) {", "  if (false) {",
@@ -308,22 +308,22 @@ LAYER = [
     Mutant("gradient_through_a_clamp", ACTIVATE,
            "      if (gate > spec.limit) first.slope = 0.0F;\n", "",
            "unit", "activate_backward.*"),
-    Mutant("single_vector_left_out", "src/cpu/activate_simd.cpp",
+    Mutant("single_vector_left_out", "src/cpu/activate/activate_simd.cpp",
            "  for (; i < count; i += vector_length) single(i);", "  if (i < count) single(i);",
            "unit", "activate.*:width.activations"),
-    Mutant("quotient_not_corrected", "src/cpu/quantize_codes_simd.hpp",
+    Mutant("quotient_not_corrected", "src/cpu/quantize/codes_simd.hpp",
            "    return hn::MulAdd(remainder, reciprocal, guess);", "    return hn::Add(guess, hn::Mul(remainder, remainder));",
            "unit", "*quantize*:width.*"),
-    Mutant("every_factor_easy", "src/cpu/quantize_codes_simd.hpp",
+    Mutant("every_factor_easy", "src/cpu/quantize/codes_simd.hpp",
            "return factor >= 0x1p-60F && factor <= 0x1p60F;", "return factor == factor;",
            "unit", "*quantize*:width.*"),
-    Mutant("odd_nibble_taken_for_even", "src/cpu/codes_simd.hpp",
+    Mutant("odd_nibble_taken_for_even", "src/cpu/gemm/portable/codes.hpp",
            "  if (is_packed<Number> && first % 2 != 0 && count > 0) out[i++] = Number::get(data, first);\n", "",
            "unit", "codes_simd.*"),
-    Mutant("streamed_tail_left_out", "src/cpu/stream_simd.hpp",
+    Mutant("streamed_tail_left_out", "src/cpu/gemm/portable/stream.hpp",
            "  if (i < bytes) std::memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));\n", "",
            "unit", "width.large_outputs"),
-    Mutant("addends_forgotten_past_eight", "src/cpu/combine_simd.cpp",
+    Mutant("addends_forgotten_past_eight", "src/cpu/permute/combine_simd.cpp",
            "    for (index_t k = 0; k < top_k;) {", "    for (index_t k = 0; k < std::min<index_t>(top_k, 8);) {",
            "unit", "width.movement"),
     Mutant("slot_weight_not_applied", "src/layer/forward.cpp",
@@ -365,9 +365,9 @@ DOOR = [
 
 # ---- files of others ----------------------------------------------------------------------------
 
-EARLIER = "src/checkpoint/convert_earlier.cpp"
-RECORD = "src/checkpoint/convert_record.cpp"
-IDENTITY = "src/checkpoint/convert_identity.cpp"
+EARLIER = "src/checkpoint/convert/resume/earlier.cpp"
+RECORD = "src/checkpoint/convert/resume/record.cpp"
+IDENTITY = "src/checkpoint/convert/resume/identity.cpp"
 
 FILES = [
     Mutant("declaration_not_in_the_identity", IDENTITY,
@@ -392,7 +392,7 @@ FILES = [
     Mutant("own_files_left_when_it_starts_over", EARLIER,
            "      int const result = out.files().unlink(path);", "      int const result = path.empty() ? -EIO : 0;",
            "unit", "convert_faults.changed_options_*:convert_resume.*_removes_no_file_*"),
-    Mutant("named_before_it_is_recorded", "src/checkpoint/convert_shard.cpp",
+    Mutant("named_before_it_is_recorded", "src/checkpoint/convert/shard.cpp",
            "    before_name(record);\n", "    static_cast<void>(before_name);\n",
            "unit", "convert_faults.a_finished_conversion_*:convert_resume.*"),
 ]

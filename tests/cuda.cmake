@@ -27,7 +27,7 @@ endif()
 # --- the suites of operations once more, for a CUDA device ----------------------------------------------------------------
 #
 # With MOE64_TEST_CUDA target() (tests/support/target.hpp) is the first CUDA device. Without one every test is skipped.
-# What is about the CPU alone (threads, vector widths, its codes, the reading of files) is left out.
+# What is about the CPU alone (tests/unit/cpu: threads, vector widths, its codes) and the reading of files are left out.
 
 moe64_test_support_library(moe64_test_support_cuda MOE64_TEST_CUDA=1)
 
@@ -61,19 +61,7 @@ endfunction()
 set(cpu_refuses
     "-*.other_ids_*:activate.only_live_rows:quantize.only_live_rows_are_read_and_written:*.ids_that_are_no_expert")
 
-file(
-  GLOB operations CONFIGURE_DEPENDS
-  unit/activate_test.cpp
-  unit/grouped_gemm*_test.cpp
-  unit/layer_*_test.cpp
-  unit/movement_test.cpp
-  unit/negative_scale_test.cpp
-  unit/plan_test.cpp
-  unit/quantize*_test.cpp
-  unit/regression_test.cpp
-  unit/route_test.cpp
-  unit/width_test.cpp)
-list(FILTER operations EXCLUDE REGEX "/grouped_gemm_width_test\\.cpp$")
+file(GLOB operations CONFIGURE_DEPENDS unit/ops/*_test.cpp unit/layer/*_test.cpp)
 file(GLOB properties CONFIGURE_DEPENDS property/*_test.cpp)
 list(FILTER properties EXCLUDE REGEX "/threads_test\\.cpp$")
 file(GLOB gradients CONFIGURE_DEPENDS gradient/*_test.cpp)

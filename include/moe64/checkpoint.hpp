@@ -57,7 +57,7 @@ class MOE64_API checkpoint_reader {
   [[nodiscard]] std::string const& path() const noexcept;
   [[nodiscard]] std::vector<checkpoint_finding> findings() const;
 
-  struct state;  ///< src/checkpoint/opened.hpp
+  struct state;  ///< src/checkpoint/load/opened.hpp
   [[nodiscard]] state const& internals() const noexcept { return *state_; }
 
  private:

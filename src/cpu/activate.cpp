@@ -1,7 +1,7 @@
-#include "cpu/parallel.hpp"
-#include "cpu/quantize_rows.hpp"
-#include "cpu/rows.hpp"
-#include "cpu/widths.hpp"
+#include "cpu/quantize/rows.hpp"
+#include "cpu/runtime/parallel.hpp"
+#include "cpu/runtime/rows.hpp"
+#include "cpu/simd/widths.hpp"
 
 #include <algorithm>
 #include <cmath>

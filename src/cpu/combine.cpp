@@ -1,9 +1,9 @@
-#include "cpu/combine.hpp"
+#include "cpu/permute/combine.hpp"
 
-#include "cpu/dot.hpp"
-#include "cpu/parallel.hpp"
-#include "cpu/rows.hpp"
-#include "cpu/widths.hpp"
+#include "cpu/gemm/reference/dot.hpp"
+#include "cpu/runtime/parallel.hpp"
+#include "cpu/runtime/rows.hpp"
+#include "cpu/simd/widths.hpp"
 
 #include <algorithm>
 

@@ -1,12 +1,12 @@
-#include "cpu/expert_ranges.hpp"
-#include "cpu/gemm_epilogue.hpp"
-#include "cpu/grouped_gemm_bf16.hpp"
-#include "cpu/grouped_gemm_vnni.hpp"
+#include "cpu/gemm/bf16/grouped_gemm_bf16.hpp"
+#include "cpu/gemm/epilogue.hpp"
+#include "cpu/gemm/reference/tile.hpp"
+#include "cpu/gemm/vnni/grouped_gemm_vnni.hpp"
 #include "cpu/operations.hpp"
-#include "cpu/parallel.hpp"
-#include "cpu/rows.hpp"
-#include "cpu/tile.hpp"
-#include "cpu/widths.hpp"
+#include "cpu/runtime/expert_ranges.hpp"
+#include "cpu/runtime/parallel.hpp"
+#include "cpu/runtime/rows.hpp"
+#include "cpu/simd/widths.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,8 +1,8 @@
-#include "cpu/plan.hpp"
+#include "cpu/plan/plan.hpp"
 
 #include "core/fail.hpp"
 #include "cpu/operations.hpp"
-#include "cpu/rows.hpp"
+#include "cpu/runtime/rows.hpp"
 
 namespace moe64::cpu {
 namespace {

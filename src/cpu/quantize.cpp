@@ -1,11 +1,11 @@
-#include "cpu/quantize.hpp"
+#include "cpu/quantize/quantize.hpp"
 
 #include "core/number.hpp"
-#include "cpu/dequantize_vbmi.hpp"
-#include "cpu/parallel.hpp"
-#include "cpu/quantize_vbmi.hpp"
-#include "cpu/rows.hpp"
-#include "cpu/widths.hpp"
+#include "cpu/quantize/vbmi/dequantize_vbmi.hpp"
+#include "cpu/quantize/vbmi/quantize_vbmi.hpp"
+#include "cpu/runtime/parallel.hpp"
+#include "cpu/runtime/rows.hpp"
+#include "cpu/simd/widths.hpp"
 
 #include <algorithm>
 #include <cmath>

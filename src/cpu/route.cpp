@@ -3,8 +3,8 @@
 #include "core/exponential.hpp"
 #include "core/fail.hpp"
 #include "cpu/operations.hpp"
-#include "cpu/parallel.hpp"
-#include "cpu/rows.hpp"
+#include "cpu/runtime/parallel.hpp"
+#include "cpu/runtime/rows.hpp"
 
 #include <atomic>
 #include <cmath>

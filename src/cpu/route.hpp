@@ -22,7 +22,7 @@ void finish_weights(route_args const& args, index_t token, float largest_logit);
 /// errc::invalid_expert with the first id that is neither an expert nor a sentinel.
 void refuse_invalid(route_backward_args const& args, stream where);
 
-/// src/cpu/route_scored.cpp: each score computed once, for as many experts as its buffers hold.
+/// src/cpu/route/scored.cpp: each score computed once, for as many experts as its buffers hold.
 [[nodiscard]] support fits_scored(route_args const& args);
 [[nodiscard]] support fits_scored(route_backward_args const& args);
 void route_scored(route_args const& args, stream where);

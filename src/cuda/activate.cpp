@@ -1,9 +1,9 @@
-#include "cuda/kernels/activate.hpp"
+#include "cuda/kernels/activate/activate.hpp"
 
-#include "cuda/eights.hpp"
-#include "cuda/launch.hpp"
+#include "cuda/fused_quantize.hpp"
 #include "cuda/operations.hpp"
-#include "cuda/quantizing.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/vec8.hpp"
 
 #include <initializer_list>
 #include <string>

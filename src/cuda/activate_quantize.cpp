@@ -1,9 +1,9 @@
-#include "cuda/kernels/activate_quantize.hpp"
+#include "cuda/kernels/activate/activate_quantize.hpp"
 
-#include "cuda/eights.hpp"
-#include "cuda/launch.hpp"
-#include "cuda/quantizing.hpp"
-#include "cuda/usual.hpp"
+#include "cuda/fp8_row_major.hpp"
+#include "cuda/fused_quantize.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/vec8.hpp"
 
 #include <algorithm>
 #include <string>

@@ -1,8 +1,8 @@
-#include "cuda/kernels/combine.hpp"
+#include "cuda/kernels/permute/combine.hpp"
 
-#include "cuda/eights.hpp"
-#include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/vec8.hpp"
 
 namespace moe64::cuda {
 namespace {

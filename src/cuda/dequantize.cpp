@@ -1,9 +1,9 @@
-#include "cuda/kernels/dequantize.hpp"
+#include "cuda/kernels/quantize/dequantize.hpp"
 
-#include "cuda/eights.hpp"
-#include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
 #include "cuda/places.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/vec8.hpp"
 
 #include <cstdint>
 #include <string>

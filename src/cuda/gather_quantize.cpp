@@ -1,10 +1,10 @@
-#include "cuda/kernels/gather_quantize.hpp"
+#include "cuda/kernels/permute/gather_quantize.hpp"
 
-#include "cuda/eights.hpp"
-#include "cuda/launch.hpp"
+#include "cuda/fp8_row_major.hpp"
+#include "cuda/fused_quantize.hpp"
 #include "cuda/operations.hpp"
-#include "cuda/quantizing.hpp"
-#include "cuda/usual.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/vec8.hpp"
 
 #include <algorithm>
 #include <string>

@@ -1,11 +1,10 @@
-#include "cuda/grouped_gemm.hpp"
-
-#include "cuda/grouped_gemm_mma.hpp"
-#include "cuda/grouped_gemm_wgmma.hpp"
-#include "cuda/grouped_gemm_wgmma_decode.hpp"
-#include "cuda/launch.hpp"
+#include "cuda/gemm/parameters.hpp"
+#include "cuda/gemm/sm80_gemm.hpp"
+#include "cuda/gemm/sm90/gemm.hpp"
+#include "cuda/gemm/sm90/mixed_gemm.hpp"
 #include "cuda/operations.hpp"
 #include "cuda/places.hpp"
+#include "cuda/runtime/launch.hpp"
 
 #include <algorithm>
 

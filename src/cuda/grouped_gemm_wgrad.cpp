@@ -1,7 +1,7 @@
-#include "cuda/grouped_gemm.hpp"
-#include "cuda/grouped_gemm_mma.hpp"
-#include "cuda/launch.hpp"
+#include "cuda/gemm/parameters.hpp"
+#include "cuda/gemm/sm80_gemm.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/runtime/launch.hpp"
 
 namespace moe64::cuda {
 

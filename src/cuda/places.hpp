@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/places.hpp"
+#include "cuda/kernels/device/expert_place.hpp"
 #include "moe64/quant.hpp"
 
 namespace moe64::cuda {

@@ -1,7 +1,7 @@
 #include "cuda/plan.hpp"
 
-#include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/runtime/launch.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/plan_rounds.hpp"
+#include "cuda/kernels/plan/rounds.hpp"
 #include "moe64/error.hpp"
 #include "moe64/ops.hpp"
 

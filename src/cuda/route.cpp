@@ -1,7 +1,7 @@
-#include "cuda/kernels/route.hpp"
+#include "cuda/kernels/route/route.hpp"
 
-#include "cuda/launch.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/runtime/launch.hpp"
 
 #include <fmt/format.h>
 

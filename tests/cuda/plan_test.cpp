@@ -1,5 +1,5 @@
 // plan on a CUDA device: sizes around the edges of its kernels, ids of every kind.
-#include "cuda/kernels/plan.hpp"
+#include "cuda/kernels/plan/plan.hpp"
 
 #include "moe64/cpu.hpp"
 #include "moe64/ops.hpp"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernel.hpp"
+#include "cuda/runtime/kernel.hpp"
 #include "moe64/index.hpp"
 
 /// Kernels with a mistake each, for the tools that must find them. Never part of the library.

@@ -1,7 +1,7 @@
 // moe64_cuda_fault KIND: makes one mistake on purpose. `bounds`, `uninitialised` and `race` are for
 // compute-sanitizer, which must report them; `nowhere` shows that the error of a kernel that failed
 // is reported by its name, by the next call and by every one after it.
-#include "cuda/launch.hpp"
+#include "cuda/runtime/launch.hpp"
 #include "cuda_fault/kernels.hpp"
 #include "moe64/cuda.hpp"
 

@@ -1,5 +1,5 @@
 // Division by a multiplication, as kernels do it.
-#include "cuda/kernels/divisor.hpp"
+#include "cuda/kernels/device/divisor.hpp"
 
 #include <gtest/gtest.h>
 

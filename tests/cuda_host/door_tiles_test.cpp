@@ -2,7 +2,7 @@
 // per expert and of the shape of the weights alone.
 #include "backend.hpp"
 #include "cases/problem_case.hpp"
-#include "cuda/wgmma_operands.hpp"
+#include "cuda/gemm/sm90/operands.hpp"
 #include "cuda_host/machine.hpp"
 
 #include <cstdint>

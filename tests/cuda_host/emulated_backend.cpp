@@ -1,5 +1,5 @@
 #include "backend.hpp"
-#include "cuda/launch.hpp"
+#include "cuda/runtime/launch.hpp"
 #include "moe64/cpu.hpp"
 #include "ops/dispatch.hpp"
 

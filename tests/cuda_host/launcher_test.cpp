@@ -1,6 +1,6 @@
 // The one way to launch: the device of the stream is current while kernels are queued, whatever
 // else happens it is put back, and operands in the wrong place are refused before anything runs.
-#include "cuda/launch.hpp"
+#include "cuda/runtime/launch.hpp"
 #include "cuda_host/machine.hpp"
 
 #include <functional>

@@ -1,5 +1,5 @@
 // Buffers, streams, copies and timers of moe64/cuda.hpp on eight devices.
-#include "cuda/device.hpp"
+#include "cuda/runtime/device.hpp"
 #include "cuda_host/machine.hpp"
 
 #include <array>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/runtime.hpp"
+#include "cuda/runtime/runtime.hpp"
 
 #include <cstdint>
 #include <map>

@@ -1,7 +1,7 @@
 // Any files in a folder are either a checkpoint, every tensor of which can be read, or a typed
 // error. The input is a list of files: a byte for which one, two for its length, its content.
 
-#include "checkpoint/folder.hpp"
+#include "checkpoint/files/folder.hpp"
 
 #include "moe64/error.hpp"
 #include "support/memory_files.hpp"

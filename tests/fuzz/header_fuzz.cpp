@@ -1,7 +1,8 @@
 // Any bytes are either a header, whose tensors lie inside the file, do not overlap and fill it, or
 // a typed error.
 
-#include "checkpoint/safetensors_header.hpp"
+#include "checkpoint/safetensors/header.hpp"
+
 #include "moe64/error.hpp"
 
 #include <algorithm>

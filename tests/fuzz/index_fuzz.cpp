@@ -1,6 +1,6 @@
 // Any text is either an index, which reads back from what is written of it, or a typed error.
 
-#include "checkpoint/shard_index.hpp"
+#include "checkpoint/safetensors/shard_index.hpp"
 #include "moe64/error.hpp"
 
 #include <cstddef>

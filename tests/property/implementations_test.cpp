@@ -1,7 +1,7 @@
 // The random problems of the property, gradient and layer suites meet every implementation; what
 // the portable ones compute does not depend on which of them it is; and quantised weights are read
 // as if they had been dequantised before.
-#include "cpu/features.hpp"
+#include "cpu/runtime/features.hpp"
 #include "moe64/explain.hpp"
 #include "support/layer_fixture.hpp"
 #include "support/layer_implementations.hpp"

@@ -1,6 +1,6 @@
 // Every one of the 2^32 floats through the vectorised encoders, at every width, against the codecs
 // of core/float8.hpp (which codec_test.cpp holds to their definition).
-#include "cpu/rows.hpp"
+#include "cpu/runtime/rows.hpp"
 #include "support/runs.hpp"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "checkpoint/json.hpp"
-#include "checkpoint/resolved_checkpoint.hpp"
+#include "checkpoint/dialect/resolved_checkpoint.hpp"
+#include "checkpoint/json/json.hpp"
 
 #include <array>
 #include <cstddef>

@@ -1,7 +1,7 @@
 #include "support/checkpoint_files.hpp"
 
-#include "checkpoint/output_folder.hpp"
-#include "checkpoint/safetensors_writer.hpp"
+#include "checkpoint/files/output_folder.hpp"
+#include "checkpoint/safetensors/writer.hpp"
 
 #include <fmt/format.h>
 

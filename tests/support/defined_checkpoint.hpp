@@ -1,6 +1,6 @@
 #pragma once
 
-#include "checkpoint/file_dtype.hpp"
+#include "checkpoint/safetensors/file_dtype.hpp"
 #include "moe64/index.hpp"
 #include "support/checkpoint_builder.hpp"
 #include "support/temp_folder.hpp"

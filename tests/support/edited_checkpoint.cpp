@@ -1,6 +1,6 @@
 #include "support/edited_checkpoint.hpp"
 
-#include "checkpoint/folder.hpp"
+#include "checkpoint/files/folder.hpp"
 #include "core/float8.hpp"
 #include "moe64/cpu.hpp"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "checkpoint/io.hpp"
+#include "checkpoint/files/io.hpp"
 
 #include <cstdint>
 #include <functional>

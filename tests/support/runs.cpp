@@ -1,9 +1,9 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "support/runs.cpp"
-#include "cpu/simd.hpp"
+#include "cpu/simd/simd.hpp"
 // after simd.hpp
-#include "cpu/codes_simd.hpp"
-#include "cpu/features.hpp"
+#include "cpu/gemm/portable/codes.hpp"
+#include "cpu/runtime/features.hpp"
 #include "support/runs.hpp"
 
 #include <vector>

@@ -1,7 +1,7 @@
 #include "support/stored_checkpoint.hpp"
 
-#include "checkpoint/check_findings.hpp"
-#include "checkpoint/opened.hpp"
+#include "checkpoint/check/findings.hpp"
+#include "checkpoint/load/opened.hpp"
 #include "core/float8.hpp"
 #include "moe64/cpu.hpp"
 #include "support/random.hpp"

@@ -142,6 +142,18 @@ class CheckTreeTest(unittest.TestCase):
                 self.assert_caught((name, limit + 1, "sizes"))
                 self.write(name, "\n")
 
+    # --- crowds ---
+
+    def test_folder_with_too_many_files(self):
+        present = sum(name.rpartition("/")[0] == "src/core" for name in CLEAN)
+        for i in range(22 - present):
+            self.write(f"src/core/a{i}.hpp", "\n")
+        self.write("src/core/notes.md", "no code\n")
+        self.write("src/core/deeper/a.hpp", "\n")
+        self.assert_clean()
+        self.write("src/core/one_more.cpp", "\n")
+        self.assert_caught(("src/core", 1, "crowds"))
+
     # --- narrowing ---
 
     def test_narrowing_casts(self):
@@ -242,13 +254,13 @@ class CheckTreeTest(unittest.TestCase):
         self.on_map("src/cuda/", "cli/", "tests/")
         for name in OPERATIONS:
             self.write(f"src/cuda/{name}.cpp", "\n")
-        runtime, device = "src/cuda/runtime.cpp", "src/cuda/device.cpp"
+        runtime, device = "src/cuda/cuda_runtime.cpp", "src/cuda/runtime/device.cpp"
         known = [runtime, "tests/cuda/a.cpp"]
         cases = [("kernel<<<1, 1>>>();", []), ("cudaSetDevice(0);", known), ("cudaMallocAsync(&p, n, s);", known),
                  ("cudaStream_t s;", known),
                  ("table.set_device(0);", [runtime, device, "tests/cuda_host/mock.cpp"])]
         for call, places in cases:
-            for place in [runtime, device, "src/cuda/launch.cpp", "src/cuda/kernels/a.cu", "cli/a.cpp",
+            for place in [runtime, device, "src/cuda/runtime/launch.cpp", "src/cuda/kernels/a.cu", "cli/a.cpp",
                           "tests/cuda/a.cpp", "tests/cuda_host/mock.cpp"]:
                 with self.subTest(f"{call} in {place}"):
                     self.write(place, f"// {call}\n")

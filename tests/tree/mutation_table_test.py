@@ -28,7 +28,7 @@ def pytest_names(arguments):
 def tests_of(suite):
     """The tests of a suite as suite.name; those with parameters also as a filter sees them."""
     names = set()
-    for path in (ROOT / "tests" / suite).glob("*_test.cpp"):
+    for path in (ROOT / "tests" / suite).rglob("*_test.cpp"):
         text = path.read_text(encoding="utf-8")
         for kind, group, name in re.findall(r"^(TEST|TEST_F|TEST_P)\((\w+),\s*(\w+)\)", text, re.M):
             names.add(f"every/{group}.{name}/0" if kind == "TEST_P" else f"{group}.{name}")

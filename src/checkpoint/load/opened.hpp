@@ -1,0 +1,21 @@
+#pragma once
+
+#include "checkpoint/dialect/resolved_checkpoint.hpp"
+#include "checkpoint/files/folder.hpp"
+#include "moe64/checkpoint.hpp"
+
+namespace moe64 {
+
+/// What stands behind a checkpoint_reader.
+struct checkpoint_reader::state {
+  std::string path;
+  checkpoint::folder files;
+  checkpoint::resolved_checkpoint resolved;
+};
+
+namespace checkpoint {
+
+[[nodiscard]] checkpoint_finding public_finding(diagnostic const& found);
+
+}  // namespace checkpoint
+}  // namespace moe64

@@ -1,0 +1,130 @@
+#include "cuda/fp8_row_major.hpp"
+#include "cuda/fused_quantize.hpp"
+#include "cuda/gemm/sm90/gemm.hpp"
+#include "cuda/kernels/gemm/sm90/fused_layer/layer.hpp"
+#include "cuda/operations.hpp"
+#include "cuda/places.hpp"
+#include "cuda/plan.hpp"
+#include "cuda/runtime/launch.hpp"
+#include "cuda/vec8.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace moe64::cuda {
+namespace {
+
+/// Rows that are multiplied together, where no token names an expert twice, are those of one
+/// expert: weights are read once.
+constexpr index_t most_tokens = most_layer_rows;
+/// Counters of tiles are of 32 bits, and those of outputs are set by one block.
+constexpr index_t most_width = index_t{1} << 16;
+
+layer_counters counters_of(index_t slots, index_t hidden, index_t inter) {
+  return {narrow<int>(slots), narrow<int>(ceil_div(inter, usual_group)),
+          narrow<int>(ceil_div(hidden, 128))};
+}
+
+/// What the kernels ask of the operands, once they are what is usual.
+struct usual_calls {
+  std::optional<usual_target> rows, inner;
+  std::optional<usual_rows> x, gate, up;
+
+  explicit usual_calls(layer_calls const& calls)
+      : rows(usual_target_of(
+            target_of({calls.gather.rows, calls.gather.row_scales, calls.gather.quantized}),
+            quantize_usual_width)),
+        inner(usual_target_of(
+            target_of({calls.activate.out, calls.activate.scales, calls.activate.quantized}),
+            activate_usual_width)),
+        x(usual_rows_of(calls.gather.x)),
+        gate(usual_rows_of(calls.activate.gate)),
+        up(calls.activate.up.present() ? usual_rows_of(calls.activate.up) : usual_rows{}) {}
+
+  [[nodiscard]] bool all() const {
+    return rows && inner && x && gate && up && rows->in_groups && inner->in_groups;
+  }
+};
+
+support has_few_slots(plan_args const& args) {
+  routing_plan const& plan = args.plan;
+  if (plan.tokens > most_tokens || plan.slots() > few_slots) {
+    return support::no(fmt::format("{} tokens and {} slots: it takes at most {} and {}",
+                                   plan.tokens, plan.slots(), most_tokens, few_slots));
+  }
+  if (plan.slots() == 0) return support::no("there are no slots");
+  return fits_one_launch(args);
+}
+
+support takes_layer(layer_calls const& calls) {
+  if (support const slots = has_few_slots(calls.plan); !slots) return slots;
+  if (calls.counters.bytes == 0) return support::no("it has no memory to count in");
+  dtype const type = calls.gather.x.type;
+  if (bits(type) != 16) return support::no(fmt::format("x is {}", name(type)));
+  for (auto const& [label, tensor] :
+       {std::pair{"x", calls.gather.x}, std::pair{"y", calls.combine.y},
+        std::pair{"gate", calls.activate.gate}, std::pair{"up", calls.activate.up}}) {
+    if (!tensor.present()) continue;
+    if (support const answer = can_take_sixteens(label, tensor); !answer) return answer;
+  }
+  if (!usual_calls(calls).all()) {
+    return support::no("activations are not quantised to e4m3 in groups of 128");
+  }
+  if (has_places(calls.gate_up.weights) || has_places(calls.down.weights)) {
+    return support::no("weights have a table of places");
+  }
+  if (support const gate_up = wgmma::takes(calls.gate_up); !gate_up) return gate_up;
+  return wgmma::takes(calls.down);
+}
+
+void run_layer(layer_calls const& calls, stream where) {
+  launcher on("layer", calls.plan, where);
+  on.check_operands(calls.gather);
+  on.check_operands(calls.gate_up);
+  on.check_operands(calls.down);
+  on.check_operands(calls.combine);
+  usual_calls const usual(calls);
+  routing_plan const& plan = calls.plan.plan;
+  layer_counters const at =
+      counters_of(plan.slots(), calls.gather.x.extent[1], calls.activate.gate.extent[1]);
+  auto* const counters = static_cast<std::uint32_t*>(calls.counters.data);
+  plan_gather_parameters const first = {.plan = rounds_parameters_of(calls.plan),
+                                        .gather = {.x = *usual.x,
+                                                   .to = *usual.rows,
+                                                   .slot_to_row = nullptr,
+                                                   .tokens = plan.tokens,
+                                                   .top_k = plan.top_k,
+                                                   .ahead_bytes = 0},
+                                        .counters = counters,
+                                        .counter_words = at.words()};
+  index_t const items = plan.tokens * usual.rows->row_items.by;
+  on.launch(plan_gather_kernel(calls.gather.x.type),
+            {ceil_div(items, plan_gather_threads) + 2, plan_gather_threads}, first);
+  layer_rows const rows = plan.tokens <= 8 ? layer_rows::eight : layer_rows::sixteen;
+  layer_wgmma_shape const shape = layer_wgmma_shape_of(rows);
+  on.launch(layer_wgmma_kernel(rows, calls.gather.x.type),
+            {on.multiprocessors(), shape.threads, shape.shared_bytes},
+            {.product = {wgmma::parameters(calls.gate_up, where, 128),
+                         wgmma::parameters(calls.down, where, 128)},
+             .activate = {calls.activate.activation, *usual.gate, *usual.up, *usual.inner},
+             .plan = first.plan,
+             .rows = calls.combine.rows.values(),
+             .y = calls.combine.y,
+             .weighted = calls.combine.weighted,
+             .at = at,
+             .counters = counters});
+}
+
+constexpr implementation<layer_calls> layers[] = {{"wgmma_few", takes_layer, run_layer}};
+
+}  // namespace
+
+implementation_list<layer_calls> layer_list() { return layers; }
+
+index_t layer_counter_bytes(index_t slots, index_t hidden, index_t inter) {
+  if (slots > few_slots || hidden > most_width || inter > most_width) return 0;
+  return counters_of(slots, hidden, inter).words() * index_t{sizeof(std::uint32_t)};
+}
+
+}  // namespace moe64::cuda

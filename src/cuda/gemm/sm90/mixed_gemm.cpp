@@ -1,0 +1,189 @@
+#include "cuda/gemm/sm90/mixed_gemm.hpp"
+
+#include "cuda/gemm/four_bit_operands.hpp"
+#include "cuda/gemm/sm80_gemm.hpp"
+#include "cuda/gemm/sm90/operands.hpp"
+#include "cuda/kernels/gemm/sm90/mixed/gemm.hpp"
+#include "cuda/places.hpp"
+#include "cuda/runtime/launch.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace moe64::cuda::wgmma_decode {
+namespace {
+
+using wgmma::encoder;
+
+support takes_types(grouped_gemm_args const& args) {
+  dtype const x = args.x.type(), weights = args.weights.type();
+  bool const codes = weights == dtype::e4m3 || four_bits::has(weights);
+  if ((x != dtype::bf16 && x != dtype::f16) || !codes) {
+    return support::no(
+        fmt::format("x is {} and weights are {}, not bf16 or f16 and e4m3, int4 or "
+                    "fp4",
+                    name(x), name(weights)));
+  }
+  if (args.transpose && four_bits::has(weights)) {
+    return support::no(fmt::format("weights are {} and transposed", name(weights)));
+  }
+  return support::yes();
+}
+
+decode_weights weights_of(grouped_gemm_args const& args) {
+  if (four_bits::has(args.weights.type())) return decode_weights::four_bits;
+  return args.transpose ? decode_weights::eight_bits_transposed : decode_weights::eight_bits;
+}
+
+/// Up to 128 rows for each expert large tiles had better have fewer rows and more stages
+/// (docs/hopper.md).
+wgmma_size size_for(decode_weights weights, index_t each) {
+  wgmma_size const size = wgmma::size_of(each);
+  bool const more = weights == decode_weights::eight_bits && each <= 128;
+  return size == wgmma_size::many && more ? wgmma_size::more : size;
+}
+
+/// Rows [capacity, parts * cols] of numbers as (k, part, row): behind the end of a part are zeros.
+void describe_rows(tensor_view const& rows, int parts, encoder const& encode,
+                   tensor_map (&maps)[5]) {
+  int const last = rows.rank - 1;
+  index_t const part = rows.extent[last] / parts, row_bytes = rows.stride[last - 1] * 2;
+  int box_rows = 8;
+  for (tensor_map& map : maps) {
+    map = encode({.data = rows.data,
+                  .element_bytes = 2,
+                  .rank = 3,
+                  .extent = {part, parts, rows.extent[last - 1]},
+                  .stride_bytes = {parts == 1 ? row_bytes : part * 2, row_bytes},
+                  .box = {64, 1, box_rows}});
+    box_rows *= 2;
+  }
+}
+
+void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode_parameters& p) {
+  p.y = y;
+  p.y_vectors = wgmma::has_eights(y, p.n_part);
+  if (!p.y_vectors) return;
+  std::transform(std::begin(decode_box_rows), std::end(decode_box_rows), p.y_map,
+                 [&](int rows) { return wgmma::map_of_y(y, p.n_parts, p.n_part, rows, encode); });
+}
+
+tensor_map describe_codes(tensor_view const& w, bool transpose, decode_shape const& shape,
+                          encoder const& encode) {
+  int const outs = static_cast<int>(shape.tile.outs);  // narrow-ok: 128
+  index_t const width = bits(w.type);
+  auto const bytes = [width](index_t codes) { return codes * width / 8; };
+  int const line = static_cast<int>(bytes(shape.stage_k));  // narrow-ok: at most 128
+  tensor_box codes = {.data = w.data,
+                      .element_bytes = 1,
+                      .rank = 3,
+                      .extent = {bytes(w.extent[2]), w.extent[1], w.extent[0]},
+                      .stride_bytes = {bytes(w.stride[1]), bytes(w.stride[0])},
+                      .box = {line, outs, 1},
+                      .swizzle_bytes = line};
+  if (transpose) {
+    codes.box[0] = codes.swizzle_bytes = outs;
+    codes.box[1] = shape.stage_k;
+  }
+  return encode(codes);
+}
+
+/// By n and k, which with transposed weights are their columns and rows.
+wgmma_scales scales_by_use(quantized_view const& q, bool transpose) {
+  wgmma_scales scales = wgmma::scales_of(q);
+  if (transpose) {
+    std::swap(scales.n, scales.k);
+    std::swap(scales.n_blocks, scales.k_blocks);
+  }
+  return scales;
+}
+
+grouped_gemm_decode_parameters parameters(grouped_gemm_args const& args, decode_shape const& shape,
+                                          stream where) {
+  grouped_gemm_decode_parameters p = {};
+  encoder const encode(where);
+  bool const t = args.transpose;
+  weight_stack const& stack = args.weights;
+  p.n_parts = t ? 1 : stack.parts();
+  p.k_parts = t ? stack.parts() : 1;
+  p.n_part = t ? stack.cols() : stack.part_rows();
+  p.k_part = t ? stack.part_rows() : stack.cols();
+  p.expert_begin = args.expert_begin;
+  describe_rows(args.x.values(), p.k_parts, encode, p.x);
+  for (int part = 0; part < stack.parts(); ++part) {
+    quantized_view const& q = stack.part(part);
+    p.weights[part] = describe_codes(q.values(), t, shape, encode);
+    p.at[part] = places_of(q);
+    if (four_bits::has(q.type())) {
+      p.groups[part] = four_bits::scales_of(q);
+    } else {
+      p.scales[part] = scales_by_use(q, t);
+      p.row_scales = wgmma::one_per_row(q);
+    }
+    p.bias[part] = args.bias[static_cast<std::size_t>(part)];
+  }
+  if (four_bits::has(stack.type())) four_bits::describe(stack.type(), p.four_bits);
+  p.low_rank = mma::low_rank_of(args);
+  if (p.low_rank.rank > 0) describe_rows(args.low_rank.u, 1, encode, p.u);
+  describe_y(args.y, encode, p);
+  return p;
+}
+
+support takes_depth(grouped_gemm_args const& args) {
+  if (!args.transpose && args.x.cols() % 16 != 0) {
+    return support::no(fmt::format("{} numbers along k are no multiple of 16", args.x.cols()));
+  }
+  if (args.transpose && args.weights.parts() == 2 && args.weights.part_rows() % 8 != 0) {
+    return support::no(fmt::format("the second half of x begins at column {}, no multiple of 8",
+                                   args.weights.part_rows()));
+  }
+  return support::yes();
+}
+
+support takes_low_rank(grouped_gemm_args const& args) {
+  tensor_view const& u = args.low_rank.u;
+  if (!u.present() || u.extent[1] == 0) return support::yes();
+  if (support const types = mma::takes_low_rank(args); !types) return types;
+  constexpr index_t most_rank = 4096;
+  if (u.extent[1] > most_rank) {
+    return support::no(fmt::format("the rank is {}, more than {}", u.extent[1], most_rank));
+  }
+  return mma::takes_rows("low_rank.u", u);
+}
+
+}  // namespace
+
+support takes(grouped_gemm_args const& args) {
+  if (support const types = takes_types(args); !types) return types;
+  if (support const depth = takes_depth(args); !depth) return depth;
+  if (support const low_rank = takes_low_rank(args); !low_rank) return low_rank;
+  for (int part = 0; part < args.weights.parts(); ++part) {
+    quantized_view const& q = args.weights.part(part);
+    if (q.is_plain()) return support::no("weights have no scales");
+    bool const groups = four_bits::has(q.type());
+    support const scales = groups ? four_bits::takes_scales(q) : wgmma::takes_weight_scales(q);
+    if (!scales) return scales;
+  }
+  return wgmma::takes_call(args);
+}
+
+void grouped_gemm(grouped_gemm_args const& args, stream where) {
+  launcher on("grouped_gemm", args, where);
+  index_t const experts = args.weights.experts();
+  index_t const each = wgmma::rows_each(args);
+  decode_weights const weights = weights_of(args);
+  wgmma_size const size = size_for(weights, each);
+  decode_shape const shape = grouped_gemm_decode_shape(size, weights);
+  wgmma_shape const& tile = shape.tile;
+  grouped_gemm_decode_parameters p = parameters(args, shape, where);
+  p.once = each <= tile.most_rows;
+  index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), tile.rows), experts),
+                                    p.n_parts * ceil_div(p.n_part, tile.outs * tile.cluster));
+  index_t const clusters = std::min(tiles, on.multiprocessors() * shape.blocks_each / tile.cluster);
+  on.launch(grouped_gemm_decode_kernel(size, args.x.type(), weights),
+            {clusters * tile.cluster, tile.threads, tile.shared_bytes}, p);
+}
+
+}  // namespace moe64::cuda::wgmma_decode

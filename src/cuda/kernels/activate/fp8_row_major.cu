@@ -1,0 +1,157 @@
+#include "cuda/kernels/activate/activation_table.cuh"
+#include "cuda/kernels/device/pdl.cuh"
+#include "cuda/kernels/quantize/persistent_quantize.cuh"
+
+namespace moe64::cuda {
+namespace {
+
+template <activation Kind, dtype Type>
+struct gate_up_source {
+  static constexpr dtype type = Type;
+  static constexpr int width = activate_usual_width;
+  static constexpr int operands = is_gated(Kind) ? 2 : 1;
+  struct fetched {
+    raw8<Type> gate[2 * width], up[2 * width];
+  };
+  activate_usual_parameters const& p;
+
+  __device__ fetched fetch(std::uint32_t row, std::uint32_t item) const {
+    fetched result = {};
+    load(result.gate, p.gate, row, item);
+    if (operands == 2) load(result.up, p.up, row, item);
+    return result;
+  }
+
+  __device__ std::uint8_t const* item(int operand, std::uint32_t row, std::uint32_t item) const {
+    return item_at<width>(operand == 0 ? p.gate : p.up, row, item);
+  }
+  template <class Piece>
+  __device__ static fetched made_of(Piece const& piece) {
+    auto const raw = [&](int operand, int i) -> raw8<Type> {
+      uint4 const words = piece(operand, i);
+      return {{words.x, words.y, words.z, words.w}};
+    };
+    fetched result = {};
+#pragma unroll
+    for (int i = 0; i < 2 * width; ++i) {
+      result.gate[i] = raw(0, i);
+      if (operands == 2) result.up[i] = raw(1, i);
+    }
+    return result;
+  }
+
+  __device__ static sixteens<Type, width> as_item(fetched const& made) {
+    sixteens<Type, width> result;
+#pragma unroll
+    for (int i = 0; i < 2 * width; ++i) result.of[i / 2].half[i % 2] = made.gate[i];
+    return result;
+  }
+
+ private:
+  __device__ static void load(raw8<Type> (&to)[2 * width], usual_rows const& from,
+                              std::uint32_t row, std::uint32_t item) {
+    sixteens<Type, width> const loaded = load_item<Type, width>(from, row, item);
+#pragma unroll
+    for (int i = 0; i < 2 * width; ++i) to[i] = loaded.of[i / 2].half[i % 2];
+  }
+};
+
+template <activation Kind, dtype Type>
+struct computed_source : gate_up_source<Kind, Type> {
+  sixteenth_powers powers = sixteenth_powers::load();
+
+  __device__ sixteens<Type, activate_usual_width> numbers(
+      typename gate_up_source<Kind, Type>::fetched made) const {
+    activate_eights<Kind>(this->p.spec, made.gate, made.up, powers);
+    return this->as_item(made);
+  }
+};
+
+template <activation Kind>
+struct table_source : gate_up_source<Kind, dtype::bf16> {
+  gate_table<Kind> const& table;
+
+  __device__ sixteens<dtype::bf16, activate_usual_width> numbers(
+      typename gate_up_source<Kind, dtype::bf16>::fetched made) const {
+    table.activate(this->p.spec, made.gate, made.up);
+    return this->as_item(made);
+  }
+};
+
+template <activation Kind, dtype Type>
+__global__ void __launch_bounds__(usual_threads, 16)
+    activate_usual(activate_usual_parameters const p) {
+  let_next_begin();
+  computed_source<Kind, Type> const source{{p}};
+  await_earlier();
+  quantize_usual_groups<usual_threads, 1>(source, p.to);
+}
+
+extern __shared__ uint4 staying_memory[];
+
+/// The first inputs are on their way while the table is made.
+template <template <class> class Share, activation Kind>
+__device__ void activate_by_table(activate_usual_parameters const& p) {
+  using source = gate_up_source<Kind, dtype::bf16>;
+  Share<source> share(source{p}, p.to, staying_memory + gate_table_bytes / sizeof(uint4));
+  gate_table<Kind> const table(reinterpret_cast<float*>(staying_memory), p.spec);
+  table_source<Kind> const by_table{{p}, table};
+  share.quantize([&](typename source::fetched const& made) { return by_table.numbers(made); });
+}
+
+template <activation Kind>
+__global__ void __launch_bounds__(staying_threads)
+    activate_usual_table(activate_usual_parameters const p) {
+  activate_by_table<staying_groups, Kind>(p);
+}
+
+template <activation Kind>
+__global__ void __launch_bounds__(staying_threads)
+    activate_usual_table_rows(activate_usual_parameters const p) {
+  activate_by_table<staying_rows, Kind>(p);
+}
+
+template <activation Kind, dtype Type>
+__global__ void __launch_bounds__(usual_row_threads, 2)
+    activate_usual_rows(activate_usual_parameters const p) {
+  let_next_begin();
+  computed_source<Kind, Type> const source{{p}};
+  await_earlier();
+  quantize_usual_rows(source, p.to);
+}
+
+using handle = kernel<activate_usual_parameters>;
+
+}  // namespace
+
+handle activate_usual_kernel(activation kind, dtype type) {
+  return visit_kind(kind, [&](auto constant) {
+    return handle{"activate_usual",
+                  type == dtype::bf16 ? activate_usual<constant(), dtype::bf16>
+                                      : activate_usual<constant(), dtype::f16>,
+                  true};
+  });
+}
+
+handle activate_usual_table_kernel(activation kind) {
+  constexpr char const* name = "activate_usual_table";
+  if (kind == activation::gelu) return {name, activate_usual_table<activation::gelu>};
+  return {name, activate_usual_table<activation::gelu_glu>};
+}
+
+handle activate_usual_table_rows_kernel(activation kind) {
+  constexpr char const* name = "activate_usual_table_rows";
+  if (kind == activation::gelu) return {name, activate_usual_table_rows<activation::gelu>};
+  return {name, activate_usual_table_rows<activation::gelu_glu>};
+}
+
+handle activate_usual_rows_kernel(activation kind, dtype type) {
+  return visit_kind(kind, [&](auto constant) {
+    return handle{"activate_usual_rows",
+                  type == dtype::bf16 ? activate_usual_rows<constant(), dtype::bf16>
+                                      : activate_usual_rows<constant(), dtype::f16>,
+                  true};
+  });
+}
+
+}  // namespace moe64::cuda

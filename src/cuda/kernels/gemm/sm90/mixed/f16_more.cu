@@ -1,0 +1,10 @@
+#include "cuda/kernels/gemm/sm90/mixed/kernel.cuh"
+
+namespace moe64::cuda {
+
+template <>
+kernel<grouped_gemm_decode_parameters> eight_bits_kernel_more<f16_left>() {
+  return {"grouped_gemm_wgmma_decode_f16_more", grouped_gemm_decode<eight_bits_more<f16_left>>};
+}
+
+}  // namespace moe64::cuda

@@ -1,0 +1,11 @@
+#include "cuda/kernels/gemm/sm90/mixed/kernel.cuh"
+
+namespace moe64::cuda {
+
+template <>
+kernel<grouped_gemm_decode_parameters> four_bits_kernel_many<f16_left>() {
+  return {"grouped_gemm_wgmma_decode_four_bits_f16_many",
+          grouped_gemm_decode<four_bits_many<f16_left>>};
+}
+
+}  // namespace moe64::cuda

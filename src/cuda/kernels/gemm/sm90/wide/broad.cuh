@@ -1,0 +1,167 @@
+#pragma once
+
+#include "cuda/kernels/gemm/sm90/wide/kernel.cuh"
+
+/// Many rows along a short k: 128 rows by 192 outputs. A product of 64 x 192 takes the tensor cores
+/// so long that a group can scale and add beside one of the other's, the left operand is read for
+/// more outputs, and the copy engine writes y. Rows come in 64s: there is no room for a rest.
+namespace moe64::cuda {
+
+/// Two blocks of threads are a pair: the same outputs, two tiles of rows. Where those are of one
+/// expert, each copies half of the weights to both.
+struct broad_tile : large_tile {
+  using numbers = e4m3_numbers;
+  static constexpr int groups = 2, threads = (groups + 1) * 128;
+  static constexpr bool hands = true;
+  static constexpr int rows = groups * block, most_rows = rows, scaled_rows = rows;
+  static constexpr int outs = 192, out_blocks = 2;
+  static constexpr int stages = 4;
+  static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + rows * 128;
+  /// Registers of a thread. Pairs of tiles take more to find than other tiles.
+  static constexpr int feeding = 56, multiplying = 224;
+  static_assert(feeding + groups * multiplying <= 3 * 168);
+  static constexpr int out_rows = 16, out_bytes = warp_rows * outs * 2;
+};
+
+/// By one warp, which is ahead of the others: 16 row tiles, two by two, by some outputs, then by
+/// the next, by turns. A pair of blocks takes as long as the larger of its tiles, so that half
+/// tiles, which experts have at their ends, are put beside each other.
+class broad_publisher {
+ public:
+  __device__ broad_publisher(grouped_gemm_wgmma_parameters const& p,
+                             wide_memory<broad_tile>& memory)
+      : p_(p),
+        ring_(memory.tile, memory.tiles),
+        outs_each_(static_cast<int>(  // narrow-ok: host looked
+            ceil_div(p.n_part, index_t{broad_tile::outs}))) {}
+
+  __device__ void run() {
+    int const workers =
+        static_cast<int>(gridDim.x) / broad_tile::cluster;            // narrow-ok: as launched
+    int number = static_cast<int>(blockIdx.x) / broad_tile::cluster;  // narrow-ok: as launched
+    tile_cut const cut = wide_cut<broad_tile>(p_);
+    row_tile_walk walk(cut, 1);
+    while (gather(walk)) {
+      int const tiles = pairs * outs_each_ * p_.parts;  // of outputs below 2^31: below 2^28
+      for (; number < tiles; number += workers) publish(number % pairs, number / pairs);
+      number -= tiles;
+    }
+    ring_.publish({-1, 0, 0, 0, 0});
+  }
+
+ private:
+  static constexpr int pairs = 8;
+
+  /// One for each lane, half tiles from the last lane on. False: there are none left.
+  __device__ bool gather(row_tile_walk& walk) {
+    int front = 0, back = 2 * pairs;
+    own_ = {};
+    while (front < back) {
+      row_run const run = walk.next();
+      if (run.expert < 0) break;
+      int const lane = run.rows > broad_tile::block ? front++ : --back;
+      if (lane == lane_number()) own_ = run;
+    }
+    return front > 0 || back < 2 * pairs;
+  }
+  [[nodiscard]] __device__ row_run of_lane(int lane) const {
+    return {__shfl_sync(~0U, own_.expert, lane), __shfl_sync(~0U, own_.row, lane),
+            __shfl_sync(~0U, own_.rows, lane), 1};
+  }
+  __device__ void publish(int pair, int out) {
+    int const rank = rank_in_cluster();
+    row_run const own = of_lane(2 * pair + rank), other = of_lane(2 * pair + 1 - rank);
+    if (own.rows == 0 && other.rows == 0) return;
+    int const part = out / outs_each_;
+    gemm_tile tile = {own.expert,
+                      own.row,
+                      own.rows,
+                      part,
+                      (out - part * outs_each_) * broad_tile::outs,
+                      own.rows > 0 && other.rows > 0 && own.expert == other.expert};
+    if (own.rows == 0) {
+      // Who brings scales looks at the row before, where a tile has none.
+      tile.expert = other.expert;
+      tile.row = other.row + 1;
+    }
+    ring_.publish(tile);
+  }
+
+  grouped_gemm_wgmma_parameters const& p_;
+  tile_ring ring_;
+  int outs_each_;
+  row_run own_ = {};
+};
+
+template <>
+__device__ inline void publish_wide<broad_tile>(grouped_gemm_wgmma_parameters const& p, int,
+                                                wide_memory<broad_tile>& memory) {
+  broad_publisher(p, memory).run();
+}
+
+template <>
+class wide_loader<broad_tile> {
+ public:
+  __device__ wide_loader(grouped_gemm_wgmma_parameters const& p, wide_memory<broad_tile>& memory)
+      : p_(p), memory_(memory) {}
+  __device__ void load(gemm_tile const& tile, int k_blocks) {
+    // Boxes of 64 or 128 rows of x.
+    int const rows = ceil_div(tile.rows, broad_tile::block) * broad_tile::block;
+    auto const bytes = static_cast<std::uint32_t>(  // narrow-ok: a stage
+        rows == 0 ? 0 : broad_tile::weight_bytes + rows * 128);
+    int const matrix = matrix_coordinate(p_.at[tile.part], tile.expert);
+    for (int k = 0; k < k_blocks; ++k) {
+      memory_.stages.await_free(at_);
+      shared_barrier& filled = memory_.stages.filled[at_.slot];
+      cute::set_barrier_transaction_bytes(filled, bytes);
+      if (rows != 0) {
+        int const first = k * broad_tile::numbers::stage_k;
+        std::uint8_t* const stage = memory_.stage[at_.slot];
+        load_weights(tile, matrix, first, stage, filled);
+        cute::SM90_TMA_LOAD_2D::copy(&p_.x[rows == 128 ? 4 : 3], &filled, hint,
+                                     stage + broad_tile::weight_bytes, first, tile.row);
+      }
+      at_.next();
+    }
+  }
+
+ private:
+  static constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+
+  /// In two boxes. Of shared weights each block of the pair copies one, to both.
+  __device__ void load_weights(gemm_tile const& tile, int matrix, int k, std::uint8_t* stage,
+                               shared_barrier& filled) const {
+    constexpr int half = broad_tile::outs / 2;
+    constexpr std::uint16_t both = 3;
+    tensor_map const& map = p_.weights[tile.part];
+    if (tile.shares) {
+      int const out = rank_in_cluster() * half;
+      cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&map, &filled, both, hint, stage + out * 128, k,
+                                             tile.out + out, matrix);
+      return;
+    }
+#pragma unroll
+    for (int out = 0; out < broad_tile::outs; out += half) {
+      cute::SM90_TMA_LOAD_3D::copy(&map, &filled, hint, stage + out * 128, k, tile.out + out,
+                                   matrix);
+    }
+  }
+
+  grouped_gemm_wgmma_parameters const& p_;
+  wide_memory<broad_tile>& memory_;
+  ring_place<broad_tile::stages> at_;
+};
+
+__device__ __forceinline__ void multiply_tile(wide_thread<broad_tile>& thread,
+                                              gemm_tile const& tile, int k_blocks) {
+  // All lanes have the same, which the compiler must know.
+  int const rows = __shfl_sync(~0U, tile.rows, 0);
+  thread.middle = __shfl_sync(~0U, tile.out / 64 % 2 * broad_tile::chunk, 0);
+  if (rows > thread.group * broad_tile::block) {
+    multiply_sums<wide_sums<broad_tile, 1, false, false>>(thread, tile, k_blocks);
+  } else {
+    pass_tile(thread, k_blocks);
+  }
+}
+
+}  // namespace moe64::cuda

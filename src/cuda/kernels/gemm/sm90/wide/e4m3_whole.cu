@@ -1,0 +1,10 @@
+#include "cuda/kernels/gemm/sm90/wide/kernel.cuh"
+
+namespace moe64::cuda {
+
+kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_whole() {
+  return {"grouped_gemm_wgmma_e4m3_whole",
+          grouped_gemm_wgmma_wide<wide_tile<e4m3_numbers, 3, true>>};
+}
+
+}  // namespace moe64::cuda

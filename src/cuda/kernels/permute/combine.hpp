@@ -1,0 +1,53 @@
+#pragma once
+
+#include "cuda/runtime/kernel.hpp"
+#include "moe64/quant.hpp"
+#include "moe64/routing.hpp"
+
+namespace moe64::cuda {
+
+/// Rows [1, rows, cols], plain or with one scale per row or group of columns: a quantized_view as
+/// kernels see it.
+struct scaled_rows {
+  tensor_view values;
+  tensor_view scales;  ///< absent when plain
+  tensor_view global;  ///< [1] f32, or absent
+  bool global_divides;
+  index_t cols_per_scale;
+};
+
+struct combine_parameters {
+  scaled_rows rows;
+  routing_plan plan;
+  bool weighted;
+  tensor_view y;
+};
+
+/// One block per token at a time, element by element; any strides and types.
+[[nodiscard]] kernel<combine_parameters> combine_reference_kernel();
+
+/// Plain rows of `type`, which is also that of y, in whole eights: one block per token and piece of
+/// this many columns, the rows of several slots loaded at once.
+inline constexpr int combine_threads = 128;
+inline constexpr index_t combine_columns = 2048;
+[[nodiscard]] kernel<combine_parameters> combine_vectors_kernel(dtype type, bool weighted);
+/// The same for few tokens, where it is a matter of latency: smaller pieces, more rows at once.
+inline constexpr int combine_few_threads = 64;
+inline constexpr index_t combine_few_columns = 512;
+[[nodiscard]] kernel<combine_parameters> combine_few_kernel(dtype type, bool weighted);
+
+struct slot_weight_gradient_parameters {
+  tensor_view left, right, bias_rows, bias;
+  routing_plan plan;
+  tensor_view d_weights;
+};
+
+/// Threads that compute one dot product: the sums of the CPU's dot products, one each.
+inline constexpr int dot_lanes = 16;
+
+/// dot_lanes threads per slot; any strides and types.
+[[nodiscard]] kernel<slot_weight_gradient_parameters> slot_weight_gradient_reference_kernel();
+/// The same for rows of one `type` whose elements lie side by side, without a bias.
+[[nodiscard]] kernel<slot_weight_gradient_parameters> slot_weight_gradient_kernel(dtype type);
+
+}  // namespace moe64::cuda

@@ -1,0 +1,128 @@
+#include "cuda/kernels/device/fp8_row_major.cuh"
+#include "cuda/kernels/device/l2_prefetch.cuh"
+#include "cuda/kernels/device/pdl.cuh"
+
+namespace moe64::cuda {
+namespace {
+
+/// The rows of a token. The first ones are asked for at once, before anybody needs them.
+class rows_of_token {
+ public:
+  __device__ rows_of_token(gather_usual_parameters const& p, index_t token)
+      : slots_(p.slot_to_row + token * p.top_k), top_k_(p.top_k) {
+    load(0);
+  }
+
+  template <class Visit>
+  __device__ void for_each(Visit const& visit) {
+    for (index_t k = 0;;) {
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        if (row_[i] >= 0) visit(static_cast<std::uint32_t>(row_[i]));  // narrow-ok: usual_target_of
+      }
+      k += at_once;
+      if (k >= top_k_) return;
+      load(k);
+    }
+  }
+
+ private:
+  static constexpr int at_once = 8;
+  __device__ void load(index_t k) {
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) row_[i] = k + i < top_k_ ? slots_[k + i] : -1;
+  }
+
+  std::int64_t const* slots_;
+  index_t top_k_;
+  std::int64_t row_[at_once];
+};
+
+/// A scale per row: a token per block at a time, whose codes are made once for all of its rows.
+template <dtype X>
+__global__ void __launch_bounds__(usual_row_threads)
+    gather_usual_rows(gather_usual_parameters const p) {
+  begin_early();
+  constexpr int held = 2;
+  usual_target const& to = p.to;
+  read_ahead(p.x.data, p.ahead_bytes, index_t{to.cols} * 2);
+  block_maximum maximum;
+  for (index_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
+    rows_of_token rows(p, token);
+    auto const item = [&](int n) { return threadIdx.x + n * blockDim.x; };
+    sixteens<X, 1> x[held] = {};
+#pragma unroll
+    for (int n = 0; n < held; ++n) {
+      auto const from = static_cast<std::uint32_t>(token);  // narrow-ok: launch_usual
+      if (16 * item(n) < to.cols) x[n] = load_item<X, 1>(p.x, from, item(n));
+    }
+    block_factor const by = usual_factor<X>(maximum.of(max(largest_of(x[0]), largest_of(x[1]))));
+    item_codes<1> codes[held];
+#pragma unroll
+    for (int n = 0; n < held; ++n) codes[n] = codes_of(x[n], by);
+    rows.for_each([&](std::uint32_t row) {
+#pragma unroll
+      for (int n = 0; n < held; ++n) {
+        if (16 * item(n) < to.cols) store_codes(to, row, item(n), codes[n]);
+      }
+    });
+    for (index_t k = threadIdx.x; k < p.top_k; k += blockDim.x) {
+      std::int64_t const row = p.slot_to_row[token * p.top_k + k];
+      if (row < 0) continue;
+      to.scales[static_cast<std::uint64_t>(row) * to.scale_step] = __uint_as_float(by.scale);
+    }
+  }
+}
+
+/// Groups: a sixteen per thread. The less a block writes for one token, the better.
+template <dtype X>
+__global__ void __launch_bounds__(gather_groups_threads)
+    gather_usual_groups(gather_usual_parameters const p) {
+  begin_early();
+  constexpr int width = quantize_usual_width;
+  constexpr std::uint32_t lanes = group_items<width>, groups = gather_groups_threads / lanes;
+  // Scales are written by neighbouring threads, those of a row in one piece.
+  __shared__ float scales[2][groups];
+  usual_target const& to = p.to;
+  read_ahead(p.x.data, p.ahead_bytes, index_t{gather_groups_threads} * 32);
+  auto const tokens = static_cast<std::uint32_t>(p.tokens);  // narrow-ok: launch_usual
+  std::uint32_t const items = tokens * items_of_row(to);
+  int turn = 0;
+  for (std::uint32_t first = blockIdx.x * gather_groups_threads; first < items;
+       first += gridDim.x * gather_groups_threads, turn ^= 1) {
+    item_place const at = place_of(to, first + threadIdx.x, items, width);
+    auto const x = load_item<X, width>(p.x, at.exists ? at.row : 0, at.exists ? at.place : 0);
+    rows_of_token rows(p, at.exists ? at.row : 0);
+    std::uint32_t const largest = at.exists ? largest_of(x) : 0;
+    block_factor const by = usual_factor<X>(largest_of_group<width>(largest));
+    item_codes<width> const codes = codes_of(x, by);
+    if (threadIdx.x % lanes == 0) scales[turn][threadIdx.x / lanes] = __uint_as_float(by.scale);
+    if (at.exists) {
+      rows.for_each([&](std::uint32_t row) { store_codes(to, row, at.place, codes); });
+    }
+    __syncthreads();
+    std::uint32_t const group = threadIdx.x % groups;
+    item_place const scaled = place_of(to, first + group * lanes, items, width);
+    for (index_t k = threadIdx.x / groups; scaled.exists && k < p.top_k; k += lanes) {
+      std::int64_t const row = p.slot_to_row[index_t{scaled.row} * p.top_k + k];
+      if (row < 0) continue;
+      to.scales[static_cast<std::uint64_t>(row) * to.scale_step +
+                std::uint64_t{scaled.place / lanes} * to.group_step] = scales[turn][group];
+    }
+  }
+}
+
+}  // namespace
+
+kernel<gather_usual_parameters> gather_usual_rows_kernel(dtype x) {
+  return {"gather_usual_rows",
+          x == dtype::bf16 ? gather_usual_rows<dtype::bf16> : gather_usual_rows<dtype::f16>, true};
+}
+
+kernel<gather_usual_parameters> gather_usual_groups_kernel(dtype x) {
+  return {"gather_usual_groups",
+          x == dtype::bf16 ? gather_usual_groups<dtype::bf16> : gather_usual_groups<dtype::f16>,
+          true};
+}
+
+}  // namespace moe64::cuda

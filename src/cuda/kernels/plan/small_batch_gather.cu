@@ -1,0 +1,103 @@
+#include "cuda/kernels/device/fp8_row_major.cuh"
+#include "cuda/kernels/device/pdl.cuh"
+#include "cuda/kernels/plan/slots.cuh"
+#include "cuda/kernels/plan/small_batch_sort.cuh"
+
+namespace moe64::cuda {
+namespace {
+
+/// The arrays of the plan, by one block.
+__device__ void write_plan(plan_rounds_parameters const& p, few_slot const& mine, float weight,
+                           sorted_few const& sorted) {
+  __shared__ block_others others;
+  int const slot = thread_number();
+  bool const exists = slot < p.slots;
+  others.clear();
+  int const rows = __syncthreads_count(mine.row >= 0 ? 1 : 0);
+  others_seen seen;
+  if (exists && few_local(p, mine.id) < 0) {
+    seen.add(p.experts_total, mine.id, static_cast<std::uint32_t>(slot));  // narrow-ok: a slot
+  }
+  others.add(seen, 0);
+  if (exists) {
+    if (mine.row >= 0) p.row_to_slot[mine.row] = slot;
+    p.slot_to_row[slot] = mine.row;
+    p.slot_weight[slot] = mine.row >= 0 ? weight : 0.0F;
+  }
+  for (int e = thread_number(); e <= p.experts; e += plan_gather_threads) {
+    int begin = 0;
+    for (int s = 0; s < p.slots; ++s) begin += sorted.expert[s] < e ? 1 : 0;
+    p.expert_begin[e] = begin;
+  }
+  __syncthreads();
+  if (thread_number() == 0) write_status({p.status, p.slots, rows}, others);
+}
+
+/// Zeros that the next kernel counts with as soon as it begins, which is after this.
+__device__ void clear_counters(plan_gather_parameters const& p) {
+  for (int i = thread_number(); i < p.counter_words; i += plan_gather_threads) {
+    __stcg(p.counters + i, 0U);
+  }
+  __threadfence();
+  __syncthreads();
+  let_next_begin();
+}
+
+__device__ void make_plan(plan_rounds_parameters const& p, sorted_few& sorted) {
+  int const slot = thread_number();
+  bool const exists = slot < p.slots;
+  index_t const id = exists ? few_id(p, slot) : -1;
+  float weight = 1.0F;
+  if (exists && p.weights != nullptr) weight = load_number(p.weights_type, p.weights, slot);
+  write_plan(p, sort_few(p, id, sorted), weight, sorted);
+}
+
+template <dtype X>
+__global__ void __launch_bounds__(plan_gather_threads)
+    plan_gather_few(plan_gather_parameters const p) {
+  constexpr int width = quantize_usual_width;
+  constexpr std::uint32_t lanes = group_items<width>;
+  __shared__ sorted_few sorted;
+  await_earlier();
+  if (blockIdx.x == gridDim.x - 1) return clear_counters(p);
+  let_next_begin();
+  if (blockIdx.x == gridDim.x - 2) return make_plan(p.plan, sorted);
+  bool const in_warp = p.plan.slots <= warp_slots;
+  int const own_slot = in_warp ? lane_number() : thread_number();
+  index_t const id = own_slot < p.plan.slots ? few_id(p.plan, own_slot) : -1;
+  usual_target const& to = p.gather.to;
+  auto const tokens = static_cast<std::uint32_t>(p.gather.tokens);  // narrow-ok: few
+  std::uint32_t const items = tokens * items_of_row(to);
+  item_place const at = place_of(to, blockIdx.x * plan_gather_threads + threadIdx.x, items, width);
+  auto const x = load_item<X, width>(p.gather.x, at.exists ? at.row : 0, at.exists ? at.place : 0);
+  int own_row = -1;
+  if (in_warp) {
+    own_row = sort_in_warp(p.plan, id).row;
+  } else {
+    static_cast<void>(sort_few(p.plan, id, sorted));
+  }
+  std::uint32_t const largest = at.exists ? largest_of(x) : 0;
+  block_factor const by = usual_factor<X>(largest_of_group<width>(largest));
+  item_codes<width> const codes = codes_of(x, by);
+  auto const top_k = static_cast<std::uint32_t>(p.gather.top_k);  // narrow-ok: few
+  for (std::uint32_t k = 0; k < top_k; ++k) {
+    std::uint32_t const slot = (at.exists ? at.row : 0) * top_k + k;
+    int const row = in_warp ? __shfl_sync(~0U, own_row, static_cast<int>(slot))  // narrow-ok: few
+                            : sorted.row[slot];
+    if (row < 0 || !at.exists) continue;
+    auto const to_row = static_cast<std::uint32_t>(row);  // narrow-ok: not negative
+    store_codes(to, to_row, at.place, codes);
+    if (threadIdx.x % lanes != 0) continue;
+    to.scales[std::uint64_t{to_row} * to.scale_step +
+              std::uint64_t{at.place / lanes} * to.group_step] = __uint_as_float(by.scale);
+  }
+}
+
+}  // namespace
+
+kernel<plan_gather_parameters> plan_gather_kernel(dtype x) {
+  return {"plan_gather_few",
+          x == dtype::bf16 ? plan_gather_few<dtype::bf16> : plan_gather_few<dtype::f16>, true};
+}
+
+}  // namespace moe64::cuda

@@ -1,0 +1,81 @@
+#pragma once
+
+#include "cuda/kernels/device/thread_index.cuh"
+#include "cuda/kernels/plan/small_batch_sort.hpp"
+
+namespace moe64::cuda {
+
+/// What a block finds out about all slots, by comparing each with each.
+struct sorted_few {
+  static constexpr int nobody = 0x7fffffff;  ///< behind all experts
+
+  int named[few_slots];   ///< the expert that the slot names, or -1
+  int expert[few_slots];  ///< the same where the slot has a row, else nobody
+  int row[few_slots];     ///< or -1
+};
+
+/// A slot as its thread sees it.
+struct few_slot {
+  index_t id;
+  int expert;  ///< nobody: it has no row
+  int row;     ///< or -1
+  int among;   ///< rows of its expert before it
+};
+
+__device__ inline index_t few_id(plan_rounds_parameters const& p, int slot) {
+  // Not from the first-level cache: the kernel may have begun early (early.cuh).
+  if (p.ids_type == dtype::int32) return __ldcg(static_cast<std::int32_t const*>(p.ids) + slot);
+  return __ldcg(static_cast<long long const*>(p.ids) + slot);
+}
+
+/// The expert of this plan that an id names, or -1.
+__device__ inline int few_local(plan_rounds_parameters const& p, index_t id) {
+  std::uint64_t const local =
+      static_cast<std::uint64_t>(id) - static_cast<std::uint64_t>(p.first_expert);
+  bool const here = local < static_cast<std::uint64_t>(p.experts);
+  return here ? static_cast<int>(local) : -1;  // narrow-ok: below plan_rounds_experts
+}
+
+/// Slots that a warp sorts alone, one per lane.
+inline constexpr int warp_slots = 32;
+
+/// The same by a warp, for up to warp_slots slots: nothing is written.
+__device__ inline few_slot sort_in_warp(plan_rounds_parameters const& p, index_t id) {
+  constexpr unsigned all = ~0U;
+  int const slot = lane_number();
+  int const local = slot < p.slots ? few_local(p, id) : -1;
+  unsigned const equal = __match_any_sync(all, local);
+  int const among = __popc(equal & ((1U << slot) - 1));
+  int const expert = local >= 0 && among < p.most_rows ? local : sorted_few::nobody;
+  int before = 0;
+  for (int s = 0; s < p.slots; ++s) before += __shfl_sync(all, expert, s) < expert ? 1 : 0;
+  return {id, expert, expert == sorted_few::nobody ? -1 : before + among, among};
+}
+
+/// By all threads of a block of at least few_slots, the first of which have a slot each. Ends with
+/// a barrier.
+__device__ inline few_slot sort_few(plan_rounds_parameters const& p, index_t id,
+                                    sorted_few& memory) {
+  int const slot = thread_number();
+  bool const exists = slot < p.slots;
+  int const local = exists ? few_local(p, id) : -1;
+  if (exists) memory.named[slot] = local;
+  __syncthreads();
+  int among = 0;
+  if (local >= 0) {
+    for (int s = 0; s < slot; ++s) among += memory.named[s] == local ? 1 : 0;
+  }
+  int const expert = local >= 0 && among < p.most_rows ? local : sorted_few::nobody;
+  if (exists) memory.expert[slot] = expert;
+  __syncthreads();
+  int row = -1;
+  if (expert != sorted_few::nobody) {
+    row = among;
+    for (int s = 0; s < p.slots; ++s) row += memory.expert[s] < expert ? 1 : 0;
+  }
+  if (exists) memory.row[slot] = row;
+  __syncthreads();
+  return {id, expert, row, among};
+}
+
+}  // namespace moe64::cuda

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "cuda/kernels/device/fp8_row_major.hpp"
+#include "cuda/kernels/plan/rounds.hpp"
+
+/// The plan of so few slots that every block that needs it makes it anew, in shared memory.
+namespace moe64::cuda {
+
+inline constexpr int few_slots = 128;
+
+/// Plan, gather and quantise in one launch: blocks of plan_gather_threads with a sixteen of x per
+/// thread, each of which sorts all slots; then a block that writes the plan, and one that clears
+/// counters.
+struct plan_gather_parameters {
+  plan_rounds_parameters plan;  ///< at most few_slots slots
+  gather_usual_parameters gather;
+  std::uint32_t* counters;  ///< [counter_words], zeros when the next kernel begins, or null
+  int counter_words;
+};
+inline constexpr int plan_gather_threads = 128;
+static_assert(plan_gather_threads >= few_slots && plan_gather_threads == gather_groups_threads);
+[[nodiscard]] kernel<plan_gather_parameters> plan_gather_kernel(dtype x);
+
+}  // namespace moe64::cuda

@@ -1,0 +1,142 @@
+#include "cuda/kernels/device/divide.cuh"
+#include "cuda/kernels/device/expert_place.cuh"
+#include "cuda/kernels/device/l2_prefetch.cuh"
+#include "cuda/kernels/device/scale.cuh"
+#include "cuda/kernels/device/vec8.cuh"
+#include "cuda/kernels/quantize/dequantize.hpp"
+
+namespace moe64::cuda {
+namespace {
+
+__global__ void dequantize_reference(dequantize_parameters const p) {
+  index_t const rows = p.out.extent[1], cols = p.out.extent[2];
+  index_t const size = p.out.extent[0] * rows * cols;
+  index_t const step = index_t{gridDim.x} * blockDim.x;
+  for (index_t i = index_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
+    index_t const col = i % cols, row = i / cols % rows, expert = i / cols / rows;
+    float number = not_a_number();
+    if (!is_lost(p.at, expert)) {
+      number = load_number(row_of(p.values, place_of(p.at.values, expert), row), col);
+      if (p.scales.present()) {
+        float const scale = load_scale(p.scales, place_of(p.at.scales, expert), row / p.block_rows,
+                                       col / p.block_cols);
+        number *= global_factor::of(p.global, p.global_divides, expert).applied_to(scale);
+      }
+    }
+    store_float(row_of(p.out, expert, row), col, number);
+  }
+}
+
+/// A warp takes these many rows, and of each two runs of 8 columns per lane: loads of neighbouring
+/// lanes touch, and so do their stores.
+constexpr int rows_each = 4;
+constexpr int runs_each = 2;
+constexpr int run_cols = 32 * 8;
+static_assert(dequantize_tile_cols == runs_each * run_cols);
+static_assert(dequantize_tile_rows == dequantize_threads / 32 * rows_each);
+
+template <dtype Codes, dtype Out>
+__global__ void __launch_bounds__(dequantize_threads)
+    dequantize_vectors(dequantize_parameters const p) {
+  index_t const rows = p.out.extent[1], cols = p.out.extent[2];
+  index_t const tiles_across = ceil_div(cols, dequantize_tile_cols);
+  index_t const tiles_down = ceil_div(rows, dequantize_tile_rows);
+  index_t const tiles = p.out.extent[0] * tiles_down * tiles_across;
+  index_t const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Tiles do not read one after the other, but bands of them do.
+  read_ahead(p.values.data, p.ahead_bytes, p.ahead_each);
+  for (index_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    index_t const band = divide(tile, tiles_across);
+    index_t const expert = p.out.extent[0] == 1 ? 0 : divide(band, tiles_down);
+    index_t const row = (band - expert * tiles_down) * dequantize_tile_rows + warp * rows_each;
+    index_t const col = (tile - band * tiles_across) * dequantize_tile_cols + lane * 8;
+    auto const* const from = static_cast<std::uint8_t const*>(p.values.data) +
+                             (offset_of(p.values, expert, row) + col) * bits(Codes) / 8;
+    auto* const to = static_cast<std::uint8_t*>(p.out.data) +
+                     (offset_of(p.out, expert, row) + col) * bits(Out) / 8;
+    index_t const from_row = p.values.stride[1] * bits(Codes) / 8;
+    index_t const to_row = p.out.stride[1] * bits(Out) / 8;
+    raw8<Codes> codes[rows_each][runs_each] = {};
+#pragma unroll
+    for (int r = 0; r < rows_each; ++r) {
+#pragma unroll
+      for (int n = 0; n < runs_each; ++n) {
+        if (row + r < rows && col + n * run_cols < cols) {
+          codes[r][n] = load8<Codes>(from + r * from_row + n * run_cols * bits(Codes) / 8);
+        }
+      }
+    }
+    // All scales before the first store, which the compiler moves no load across.
+    index_t grid_row = divide(row, p.block_rows), rows_left = (grid_row + 1) * p.block_rows - row;
+    bool is_next = true;
+    index_t grid_cols[runs_each];
+#pragma unroll
+    for (int n = 0; n < runs_each; ++n) grid_cols[n] = divide(col + n * run_cols, p.block_cols);
+    float scales[rows_each][runs_each] = {};
+#pragma unroll
+    for (int r = 0; r < rows_each; ++r) {
+#pragma unroll
+      for (int n = 0; n < runs_each; ++n) {
+        if (r > 0 && !is_next) {
+          scales[r][n] = scales[r - 1][n];
+        } else if (row + r < rows && col + n * run_cols < cols) {
+          scales[r][n] = load_scale(p.scales, expert, grid_row, grid_cols[n]);
+        }
+      }
+      is_next = --rows_left == 0;
+      if (is_next) {
+        ++grid_row;
+        rows_left = p.block_rows;
+      }
+    }
+    global_factor const global = global_factor::of(p.global, p.global_divides, expert);
+#pragma unroll
+    for (int n = 0; n < runs_each; ++n) {
+#pragma unroll
+      for (int r = 0; r < rows_each; ++r) {
+        if (row + r >= rows || col + n * run_cols >= cols) continue;
+        float const scale = global.applied_to(scales[r][n]);
+        float numbers[8];
+        decode8<Codes>(codes[r][n], numbers);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) numbers[i] *= scale;
+        store8<Out>(to + r * to_row + n * run_cols * bits(Out) / 8, encode8<Out>(numbers));
+      }
+    }
+  }
+}
+
+template <dtype Codes>
+kernel<dequantize_parameters> vectors_to(dtype out) {
+  switch (out) {
+    case dtype::bf16:
+      return {"dequantize_vectors", dequantize_vectors<Codes, dtype::bf16>};
+    case dtype::f16:
+      return {"dequantize_vectors", dequantize_vectors<Codes, dtype::f16>};
+    default:
+      return {"dequantize_vectors", dequantize_vectors<Codes, dtype::f32>};
+  }
+}
+
+}  // namespace
+
+kernel<dequantize_parameters> dequantize_reference_kernel() {
+  return {"dequantize_reference", dequantize_reference};
+}
+
+kernel<dequantize_parameters> dequantize_vectors_kernel(dtype values, dtype out) {
+  switch (values) {
+    case dtype::e5m2:
+      return vectors_to<dtype::e5m2>(out);
+    case dtype::int8:
+      return vectors_to<dtype::int8>(out);
+    case dtype::int4:
+      return vectors_to<dtype::int4>(out);
+    case dtype::fp4:
+      return vectors_to<dtype::fp4>(out);
+    default:
+      return vectors_to<dtype::e4m3>(out);
+  }
+}
+
+}  // namespace moe64::cuda
