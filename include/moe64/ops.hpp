@@ -186,10 +186,11 @@ struct grouped_gemm_args {
   low_rank_term low_rank = {};  ///< u absent: none
   tensor_view y;  ///< out: [capacity, rows of W] ([capacity, cols of W]) f32, bf16, f16
   std::string_view implementation = {};
-  /// Weights with their places, bias and expert_begin were complete before the last call on this
-  /// stream that was not activate: a kernel may read them while that call, and an activate behind
-  /// it, still compute x.
-  bool settled = false;
+  /// A promise of the caller: all operands but x and low_rank (weights with their places, bias,
+  /// expert_begin) were complete before the last call on this stream that was not activate. A
+  /// kernel may then read them while that call, and an activate behind it, still compute x. False
+  /// is always right, and waits for everything that was queued before. The bits are the same.
+  bool operands_ready = false;
   /// Memory that the call may use until it has ended. With less than grouped_gemm_scratch_bytes it
   /// does without: the bits are the same, but large experts with many rows take longer on Hopper.
   workspace scratch = {};

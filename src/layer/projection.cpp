@@ -49,7 +49,7 @@ grouped_gemm_args product_of(projection const& p, project_args const& args) {
           .low_rank = low_rank,
           .y = args.y,
           .implementation = args.implementation,
-          .settled = true,
+          .operands_ready = true,
           .scratch = args.scratch};
 }
 

@@ -8,7 +8,7 @@
 namespace moe64 {
 
 /// y = x W^T + bias + scaling * (plain_x A^T) B^T. `x` may be quantised; LoRA always sees
-/// `plain_x`. Parameters and expert_begin are settled (grouped_gemm_args).
+/// `plain_x`. Parameters and expert_begin are complete: operands_ready.
 struct project_args {
   quantized_view x;          ///< [capacity, in]
   tensor_view plain_x;       ///< [capacity, in] io; only read with LoRA

@@ -191,7 +191,7 @@ TEST_P(early, calls_in_a_row_in_the_same_memory) {
   }
 }
 
-/// expert_begin is what the call before has written: it is not settled.
+/// expert_begin is what the call before has written: operands_ready would be a lie.
 TEST_P(early, products_behind_the_plan_that_they_follow) {
   stream const where = target().where;
   layer_case const c = case_of(GetParam(), granularity::block(128, 128));

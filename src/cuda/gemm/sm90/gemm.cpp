@@ -123,7 +123,7 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
   p.expert_begin = args.expert_begin;
   p.n_part = args.weights.part_rows();
   p.k = args.weights.cols();
-  p.settled = args.settled;
+  p.operands_ready = args.operands_ready;
   p.y = args.y;
   p.y_vectors = has_eights(args.y, p.n_part);
   return p;

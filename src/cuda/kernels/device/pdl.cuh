@@ -9,7 +9,7 @@
 ///
 /// Kernels of activate let the next one begin at once, all others behind await_earlier(). So all
 /// that was queued before the last call that is not activate has ended when a kernel begins: this
-/// much it may read ahead (grouped_gemm_args::settled).
+/// much it may read ahead (grouped_gemm_args::operands_ready).
 namespace moe64::cuda {
 
 /// Until all that was queued before has ended and what it wrote can be seen.

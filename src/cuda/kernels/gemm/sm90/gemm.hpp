@@ -35,8 +35,8 @@ struct grouped_gemm_wgmma_parameters {
   bool y_vectors;     ///< 8 numbers of y can be written at once
   /// Of `whole` and `broad`, where y_vectors: (output of a part, part, row), 64 x 1 x 64.
   tensor_map y_map;
-  bool once;     ///< weights are read about once: they need not stay in the cache
-  bool settled;  ///< grouped_gemm_args::settled
+  bool once;            ///< weights are read about once: they need not stay in the cache
+  bool operands_ready;  ///< grouped_gemm_args::operands_ready
   /// [wgmma_tickets] zeros, from which tiles of two groups are taken; null: they are shared out
   /// beforehand, as those of three are.
   std::uint32_t* tickets;

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   auto& memory = *reinterpret_cast<wgmma_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
   if (threadIdx.x == 0) make_barriers(memory);
   if (threadIdx.x == 32) prefetch_maps(p);
-  if (!p.settled) await_earlier();
+  if (!p.operands_ready) await_earlier();
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs});
   tile_cut const cut = {.expert_begin = p.expert_begin,
                         .capacity = p.y.extent[0],
