@@ -60,7 +60,7 @@ void print_findings(check_report const& report) {
       if (rule.level != level) continue;
       fmt::print("\n{} {} ({})\n", name(level), printable(rule.rule), rule.count);
       index_t shown = 0;
-      for (checkpoint_finding const& found : report.findings) {
+      for (finding const& found : report.findings) {
         if (found.level != level || found.rule != rule.rule || shown == texts_per_rule) continue;
         fmt::print("  {}\n", printable(found.text));
         ++shown;

@@ -79,7 +79,7 @@ json to_json(check_report const& report) {
   }
   object["rules"] = std::move(rules);
   json findings = json::array();
-  for (checkpoint_finding const& found : report.findings) {
+  for (finding const& found : report.findings) {
     findings.push_back({{"level", name(found.level)},
                         {"rule", found.rule},
                         {"tensor", found.tensor},

@@ -215,9 +215,9 @@ void add_totals(std::string& page, check_totals const& all) {
 }
 
 /// The text of a finding; a button that leads to its cell where it has one.
-std::string finding_text(check_report const& report, std::size_t i) {
-  std::string const text = escaped(report.findings[i].text);
-  finding_place const& place = report.places[i];
+std::string finding_text(check_report const& report, finding const& found) {
+  std::string const text = escaped(found.text);
+  finding_place const& place = found.place;
   for (std::size_t row = 0; place.layer >= 0 && row < report.layers.size(); ++row) {
     if (report.layers[row].layer != place.layer || report.layers[row].mtp != place.mtp) continue;
     return fmt::format(
@@ -239,13 +239,12 @@ void add_findings(std::string& page, check_report const& report) {
     for (rule_total const& rule : report.rules) {
       if (rule.level != level) continue;
       index_t shown = 0;
-      for (std::size_t i = 0; i < report.findings.size(); ++i) {
-        checkpoint_finding const& found = report.findings[i];
+      for (finding const& found : report.findings) {
         if (found.level != level || found.rule != rule.rule) continue;
         ++shown;
         page += fmt::format(
             "<tr><td class=\"{0}\">{0}</td><td>{1}</td><td class=\"text\">{2}</td></tr>\n",
-            name(level), escaped(rule.rule), finding_text(report, i));
+            name(level), escaped(rule.rule), finding_text(report, found));
       }
       if (rule.count == shown) continue;
       page += fmt::format("<tr><td></td><td>{}</td><td class=\"note\">... and {} more</td></tr>\n",

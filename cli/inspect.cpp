@@ -161,15 +161,14 @@ void print_limits(checkpoint_description const& described) {
       past, described.layer_list.size(), layer_text(*first), limits_text(*first));
 }
 
-void print_findings(checkpoint_description const& described,
-                    std::vector<checkpoint_finding> const& findings) {
+void print_findings(checkpoint_description const& described, std::vector<finding> const& findings) {
   if (findings.empty()) {
     fmt::print("\nNothing wrong was found. No weight has been read: `moe64 check` does that.\n");
     return;
   }
   fmt::print("\n{}, {}\n", counted(described.errors, "error"),
              counted(described.warnings, "warning"));
-  for (checkpoint_finding const& found : findings) {
+  for (finding const& found : findings) {
     fmt::print("{} {}: {}\n", name(found.level), printable(found.rule), printable(found.text));
   }
   auto const shown = std::count_if(findings.begin(), findings.end(), [](auto const& found) {

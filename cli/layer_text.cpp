@@ -61,11 +61,6 @@ void add_limit(std::string& text, char const* stack, stack_extent const& extent)
 
 }  // namespace
 
-std::string_view name(finding_level level) noexcept {
-  constexpr std::array<std::string_view, 3> names = {"note", "warning", "error"};
-  return names[static_cast<std::size_t>(level)];
-}
-
 std::string counted(index_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
@@ -135,8 +130,7 @@ json to_json(layer_description const& layer) {
   return object;
 }
 
-json to_json(checkpoint_description const& described,
-             std::vector<checkpoint_finding> const& findings) {
+json to_json(checkpoint_description const& described, std::vector<finding> const& findings) {
   json object;
   object["model_type"] = described.model_type;
   object["text_model_type"] = described.text_model_type;
@@ -174,7 +168,7 @@ json to_json(checkpoint_description const& described,
     object["layers"].push_back(to_json(layer));
   }
   object["findings"] = json::array();
-  for (checkpoint_finding const& found : findings) {
+  for (finding const& found : findings) {
     object["findings"].push_back({{"level", name(found.level)},
                                   {"rule", found.rule},
                                   {"tensor", found.tensor},

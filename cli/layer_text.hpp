@@ -25,7 +25,6 @@ namespace moe64::cli {
 
 [[nodiscard]] nlohmann::ordered_json to_json(layer_description const& layer);
 [[nodiscard]] nlohmann::ordered_json to_json(checkpoint_description const& described,
-                                             std::vector<checkpoint_finding> const& findings);
-[[nodiscard]] std::string_view name(finding_level level) noexcept;
+                                             std::vector<finding> const& findings);
 
 }  // namespace moe64::cli

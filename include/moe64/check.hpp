@@ -3,6 +3,7 @@
 #include "moe64/checkpoint.hpp"
 #include "moe64/device.hpp"
 #include "moe64/export.hpp"
+#include "moe64/finding.hpp"
 #include "moe64/index.hpp"
 #include "moe64/part.hpp"
 
@@ -64,13 +65,6 @@ struct layer_statistics {
   std::vector<projection_statistics> projections;
 };
 
-/// How often a rule spoke. Of each rule some findings keep their text; all are counted here.
-struct rule_total {
-  finding_level level = finding_level::note;
-  std::string rule;
-  index_t count = 0;
-};
-
 struct check_totals {
   index_t shards = 0;
   index_t tensors = 0;
@@ -91,24 +85,9 @@ struct check_totals {
   double median_scale = 0.0;  ///< of the medians of all quantised matrices; 0: none
 };
 
-/// The matrices that a finding is about.
-struct finding_place {
-  index_t layer = -1;  ///< -1: it is about none
-  bool mtp = false;
-  std::string projection = {};  ///< as in projection_statistics; empty: all of the layer
-  index_t expert = -1;          ///< -1: all
-};
-
-/// A matrix, or all of a projection, with the worst level of what was found about it.
-struct finding_mark {
-  finding_level level = finding_level::note;
-  finding_place place;
-};
-
 struct check_report {
-  std::vector<checkpoint_finding> findings;
-  std::vector<finding_place> places;  ///< of each finding
-  std::vector<finding_mark> marks;    ///< also of findings whose texts were not kept
+  std::vector<finding> findings;
+  std::vector<finding_mark> marks;  ///< the worst of each place, also where texts were not kept
   std::vector<rule_total> rules;
   check_totals totals;
   std::vector<layer_statistics> layers;

@@ -2,6 +2,7 @@
 
 #include "moe64/device.hpp"
 #include "moe64/export.hpp"
+#include "moe64/finding.hpp"
 #include "moe64/index.hpp"
 #include "moe64/layer.hpp"
 
@@ -18,20 +19,6 @@ namespace moe64 {
 /// throw (errc::interrupted is meant for it): the job then stops, and leaves nothing half-written
 /// under a final name.
 using progress_report = std::function<void(index_t done_bytes, index_t total_bytes)>;
-
-enum class finding_level : std::uint8_t {
-  note = 0,     ///< worth knowing
-  warning = 1,  ///< legal, but often a mistake
-  error = 2,    ///< the checkpoint is not what it says it is
-};
-
-/// One thing that was found out about a checkpoint. Texts are safe to print.
-struct checkpoint_finding {
-  finding_level level = finding_level::note;
-  std::string rule;    ///< a stable word to filter by: "missing-scale"
-  std::string tensor;  ///< the tensor or module that it is about, or empty
-  std::string text;    ///< a sentence with the values
-};
 
 struct checkpoint_options {
   bool lenient = false;       ///< accept unknown fields in safetensors headers
@@ -55,7 +42,7 @@ class MOE64_API checkpoint_reader {
   ~checkpoint_reader();
 
   [[nodiscard]] std::string const& path() const noexcept;
-  [[nodiscard]] std::vector<checkpoint_finding> findings() const;
+  [[nodiscard]] std::vector<finding> findings() const;
 
   struct state;  ///< src/checkpoint/load/opened.hpp
   [[nodiscard]] state const& internals() const noexcept { return *state_; }

@@ -10,6 +10,7 @@
 #include "moe64/dtype.hpp"
 #include "moe64/error.hpp"
 #include "moe64/explain.hpp"
+#include "moe64/finding.hpp"
 #include "moe64/index.hpp"
 #include "moe64/layer.hpp"
 #include "moe64/ops.hpp"

@@ -90,7 +90,7 @@ void add_experts(checkpoint_builder& into, expert_tensors const& tensors,
                                       index_t inter = case_extents::inter,
                                       index_t experts = case_extents::experts);
 
-/// All diagnostics, one per line: "error missing-scale: ...".
+/// All findings, one per line: "error missing-scale: ...".
 [[nodiscard]] std::string all_texts(checkpoint::resolved_checkpoint const& resolved);
 
 /// One dialect of the table as a small checkpoint, and what it must be resolved to.

@@ -212,7 +212,7 @@ index_t count_of(check_report const& report, std::string_view rule) {
 
 std::string texts_of(check_report const& report) {
   std::string texts;
-  for (checkpoint_finding const& found : report.findings) {
+  for (finding const& found : report.findings) {
     texts += fmt::format("{} {}: {}\n", static_cast<int>(found.level), found.rule, found.text);
   }
   return texts;

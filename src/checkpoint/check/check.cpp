@@ -12,14 +12,10 @@
 namespace moe64 {
 namespace {
 
-finding_place public_place(checkpoint::matrix_place const& place) {
-  return {place.layer, place.mtp, std::string(place.projection), place.expert};
-}
-
 /// The worst level of each place.
-std::vector<finding_mark> marks_of(checkpoint::diagnostics const& found) {
+std::vector<finding_mark> marks_of(checkpoint::findings const& found) {
   using place_key = std::tuple<bool, index_t, std::string_view, index_t>;
-  std::map<place_key, checkpoint::severity> worst;
+  std::map<place_key, finding_level> worst;
   for (auto const& [level, place] : found.marks()) {
     auto& known = worst[{place.mtp, place.layer, place.projection, place.expert}];
     known = std::max(known, level);
@@ -27,35 +23,27 @@ std::vector<finding_mark> marks_of(checkpoint::diagnostics const& found) {
   std::vector<finding_mark> marks;
   for (auto const& [key, level] : worst) {
     auto const& [mtp, layer, projection, expert] = key;
-    marks.push_back(
-        {static_cast<finding_level>(level), {layer, mtp, std::string(projection), expert}});
+    marks.push_back({level, {layer, mtp, std::string(projection), expert}});
   }
   return marks;
 }
 
-void add_findings(checkpoint_reader::state const& opened, checkpoint::diagnostics const& found,
+void add_findings(checkpoint_reader::state const& opened, checkpoint::findings const& found,
                   check_report& report) {
-  for (checkpoint::finding const& warning : opened.files.warnings()) {
-    report.findings.push_back({finding_level::warning, warning.rule, "", warning.text});
-    report.places.emplace_back();
+  for (finding const& warning : opened.files.warnings()) {
+    report.findings.push_back(warning);
     auto const known =
         std::find_if(report.rules.begin(), report.rules.end(),
                      [&](rule_total const& total) { return total.rule == warning.rule; });
     if (known == report.rules.end()) {
-      report.rules.push_back({finding_level::warning, warning.rule, 1});
+      report.rules.push_back({warning.level, warning.rule, 1});
     } else {
       ++known->count;
     }
   }
-  for (checkpoint::diagnostic const& entry : found.kept()) {
-    report.findings.push_back(checkpoint::public_finding(entry));
-    report.places.push_back(public_place(entry.place));
-  }
+  report.findings.insert(report.findings.end(), found.kept().begin(), found.kept().end());
   report.marks = marks_of(found);
-  for (auto const& rule : found.rules()) {
-    report.rules.push_back(
-        {static_cast<finding_level>(rule.level), std::string(rule.rule), rule.count});
-  }
+  report.rules.insert(report.rules.end(), found.rules().begin(), found.rules().end());
 }
 
 }  // namespace
@@ -90,7 +78,7 @@ check_report check_opened(checkpoint_reader::state const& opened, check_options 
   totals.matched = resolved.matched;
   totals.activation_scales = resolved.activation_scales;
 
-  diagnostics found = resolved.found;
+  findings found = resolved.found;
   find_missing_tensors(opened, found);
   if (options.values) {
     scan_plan const plan = plan_scan(opened.files, resolved, options.part);

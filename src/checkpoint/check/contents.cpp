@@ -49,7 +49,7 @@ bool is_sparse(scan_item const& item, scan_result const& result) {
 
 /// Rows and columns of zeros can be meant: padding, neurons that are switched off. What begins and
 /// ends in the middle of rows was never written, or was lost.
-void judge_zeros(scan_item const& item, scan_result const& result, diagnostics& found) {
+void judge_zeros(scan_item const& item, scan_result const& result, findings& found) {
   zero_stretch const& zeros = result.zeros;
   index_t const row = row_bytes(item);
   if (zeros.run_bytes == 0 || row == 0) return;
@@ -89,7 +89,7 @@ void judge_zeros(scan_item const& item, scan_result const& result, diagnostics& 
 
 }  // namespace
 
-void judge_contents(scan_item const& item, scan_result const& result, diagnostics& found) {
+void judge_contents(scan_item const& item, scan_result const& result, findings& found) {
   judge_zeros(item, result, found);
   value_sample const& sample = result.sample;
   bool const weights = is_matrix(item) || is_plain_weight(item);

@@ -29,7 +29,7 @@ std::string slice_text(scan_item const& item) {
                                                         : std::string();
 }
 
-void judge_scales(scan_item const& item, scan_result const& result, diagnostics& found) {
+void judge_scales(scan_item const& item, scan_result const& result, findings& found) {
   scale_counts const& counts = result.scales;
   std::string_view const tensor = item.scales->name;
   auto const error = [&](std::string_view rule, index_t count, std::string_view what) {
@@ -53,7 +53,7 @@ void judge_scales(scan_item const& item, scan_result const& result, diagnostics&
   }
 }
 
-void judge_global(scan_item const& item, scan_result const& result, diagnostics& found) {
+void judge_global(scan_item const& item, scan_result const& result, findings& found) {
   bool const repeated = item.shared >= 0 && item.value_begin > 0;
   if (!result.global || repeated || (std::isfinite(*result.global) && *result.global > 0.0)) return;
   found.error(errc::invalid_argument, "bad-global-scale", item.global->name,
@@ -61,7 +61,7 @@ void judge_global(scan_item const& item, scan_result const& result, diagnostics&
               quoted(item.global->name), *result.global);
 }
 
-void judge_values(scan_item const& item, value_counts const& counts, diagnostics& found) {
+void judge_values(scan_item const& item, value_counts const& counts, findings& found) {
   std::string_view const tensor = item.values->name;
   if (counts.non_finite > 0 && is_codes(item.kind)) {
     found.error(errc::invalid_argument, "nan-code", tensor, "tensor {}{}: {} of {} codes are {}",
@@ -88,7 +88,7 @@ void judge_values(scan_item const& item, value_counts const& counts, diagnostics
   }
 }
 
-void judge_activation(scan_item const& item, scale_counts const& counts, diagnostics& found) {
+void judge_activation(scan_item const& item, scale_counts const& counts, findings& found) {
   index_t const wrong = counts.non_finite + counts.negative + counts.zero;
   if (wrong == 0) return;
   found.error(errc::invalid_argument, "bad-activation-scale", item.values->name,
@@ -96,7 +96,7 @@ void judge_activation(scan_item const& item, scale_counts const& counts, diagnos
               quoted(item.values->name), wrong, counts.scales);
 }
 
-void judge_stated(scan_item const& item, scan_result const& result, diagnostics& found) {
+void judge_stated(scan_item const& item, scan_result const& result, findings& found) {
   if (item.value_bytes == 0) return;  // some exporters leave it empty
   std::array<index_t, 2> const expected = {item.format->rows, item.format->cols};
   if (result.stated == expected) return;
@@ -107,7 +107,7 @@ void judge_stated(scan_item const& item, scan_result const& result, diagnostics&
               expected[0], expected[1]);
 }
 
-void judge_layers(std::span<layer_statistics const> layers, diagnostics& found) {
+void judge_layers(std::span<layer_statistics const> layers, findings& found) {
   for (layer_statistics const& layer : layers) {
     for (projection_statistics const& projection : layer.projections) {
       double const usual = projection.all.scale_median;
@@ -127,7 +127,7 @@ void judge_layers(std::span<layer_statistics const> layers, diagnostics& found) 
 }
 
 /// Of an expert of a stack; names of single tensors say it themselves.
-matrix_place place_of(scan_item const& item, std::span<layer_statistics const> layers) {
+finding_place place_of(scan_item const& item, std::span<layer_statistics const> layers) {
   if (item.role != scan_role::expert || !item.format->stacked) return {};
   layer_statistics const& layer = layers[static_cast<std::size_t>(item.layer)];
   return {layer.layer, layer.mtp,
@@ -150,7 +150,7 @@ bool is_plain_weight(scan_item const& item) noexcept {
 }
 
 void find_in_values(scanned const& all, std::span<layer_statistics const> layers,
-                    double median_scale, diagnostics& found) {
+                    double median_scale, findings& found) {
   for (std::size_t i = 0; i < all.plan.items.size(); ++i) {
     scan_item const& item = all.plan.items[i];
     scan_result const& result = all.results[i];

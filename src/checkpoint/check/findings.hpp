@@ -36,12 +36,11 @@ void add_totals(scanned const& all, check_totals& into);
 [[nodiscard]] double median_of(std::vector<double>& values);  ///< 0 of none
 
 /// Zeros and repetitions within one tensor.
-void judge_contents(scan_item const& item, scan_result const& result, diagnostics& found);
+void judge_contents(scan_item const& item, scan_result const& result, findings& found);
 /// The sizes of weights held against each other: experts, projections, layers.
-void compare_sizes(scanned const& all, std::span<layer_statistics const> layers,
-                   diagnostics& found);
+void compare_sizes(scanned const& all, std::span<layer_statistics const> layers, findings& found);
 /// Scales that are all 1, and experts that are the same.
-void find_repetitions(scanned const& all, diagnostics& found);
+void find_repetitions(scanned const& all, findings& found);
 /// A tensor that the model's architecture must have and that is not there, or of layers not.
 struct missing_tensor {
   std::string_view part;  ///< "router"
@@ -52,11 +51,11 @@ struct missing_tensor {
 };
 /// Nothing for a single file, and for a model type that the table does not have.
 [[nodiscard]] std::vector<missing_tensor> missing_tensors(checkpoint_reader::state const& opened);
-void find_missing_tensors(checkpoint_reader::state const& opened, diagnostics& found);
+void find_missing_tensors(checkpoint_reader::state const& opened, findings& found);
 
 /// Judges single tensors, then the checkpoint as a whole.
 void find_in_values(scanned const& all, std::span<layer_statistics const> layers,
-                    double median_scale, diagnostics& found);
+                    double median_scale, findings& found);
 
 /// What moe64::check does.
 [[nodiscard]] check_report check_opened(checkpoint_reader::state const& opened,

@@ -45,7 +45,7 @@ void count_into(scale_set& set, scan_item const& item, scan_result const& result
 
 /// Codes that were never scaled are small: a weight of 0.02 is far below the largest code. Codes
 /// that use the whole range were divided by a scale, and 1 is not it.
-void judge_set(scale_set const& set, diagnostics& found) {
+void judge_set(scale_set const& set, findings& found) {
   if (set.matrices == 0 || set.scales < 2 || set.ones < set.matrices) return;
   if (set.full * 2 > set.matrices) {
     found.error(errc::invalid_argument, "unit-scale", set.name,
@@ -68,7 +68,7 @@ std::string_view projection_name(layer_entry const& layer, int projection) {
   return layer.gate.module.fused ? fused[i] : apart[i];
 }
 
-void find_unit_scales(scanned const& all, diagnostics& found) {
+void find_unit_scales(scanned const& all, findings& found) {
   std::map<std::pair<index_t, int>, scale_set> sets;
   for (std::size_t i = 0; i < all.plan.items.size(); ++i) {
     scan_item const& item = all.plan.items[i];
@@ -87,7 +87,8 @@ void find_unit_scales(scanned const& all, diagnostics& found) {
   for (auto const& [key, set] : sets) {
     if (key.first >= 0) {
       layer_entry const& layer = all.resolved.layers[static_cast<std::size_t>(key.first)];
-      found.set_place({layer.layer, layer.mtp, projection_name(layer, key.second), -1});
+      found.set_place(
+          {layer.layer, layer.mtp, std::string(projection_name(layer, key.second)), -1});
     }
     judge_set(set, found);
     found.set_place({});
@@ -95,7 +96,7 @@ void find_unit_scales(scanned const& all, diagnostics& found) {
 }
 
 /// Experts of a projection that are the same, as far as they were looked at.
-void find_copies(scanned const& all, diagnostics& found) {
+void find_copies(scanned const& all, findings& found) {
   std::map<std::tuple<index_t, int, std::uint64_t>, std::size_t> seen;
   for (std::size_t i = 0; i < all.plan.items.size(); ++i) {
     scan_item const& item = all.plan.items[i];
@@ -112,7 +113,7 @@ void find_copies(scanned const& all, diagnostics& found) {
 
 }  // namespace
 
-void find_repetitions(scanned const& all, diagnostics& found) {
+void find_repetitions(scanned const& all, findings& found) {
   find_unit_scales(all, found);
   find_copies(all, found);
 }

@@ -70,7 +70,7 @@ std::string layers_text(std::vector<index_t> const& layers) {
 class required_tensors {
  public:
   required_tensors(checkpoint_reader::state const& opened, architecture const& known,
-                   diagnostics& ignored)
+                   findings& ignored)
       : files_(opened.files),
         resolved_(opened.resolved),
         known_(known),
@@ -210,12 +210,12 @@ std::vector<missing_tensor> missing_tensors(checkpoint_reader::state const& open
   if (shards.size() == 1 && shards.front().name == opened.files.path().native()) return {};
   architecture const* const known =
       architecture_of(opened.resolved.config, opened.files.params() != nullptr);
-  diagnostics ignored;  // what is wrong with the config was said when it was opened
+  findings ignored;  // what is wrong with the config was said when it was opened
   return known == nullptr ? std::vector<missing_tensor>()
                           : required_tensors(opened, *known, ignored).missing();
 }
 
-void find_missing_tensors(checkpoint_reader::state const& opened, diagnostics& found) {
+void find_missing_tensors(checkpoint_reader::state const& opened, findings& found) {
   for (missing_tensor const& one : missing_tensors(opened)) {
     found.error(errc::invalid_argument, "missing-tensor", one.names.front(),
                 "tensor {} ({}) is not there{}; the architecture has it ({})",

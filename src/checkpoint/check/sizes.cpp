@@ -34,9 +34,9 @@ constexpr std::string_view too_large_text =
 
 /// The experts of one projection of a layer.
 void judge_projection(layer_statistics const& layer, projection_statistics const& part,
-                      double usual, index_t layers, diagnostics& found) {
+                      double usual, index_t layers, findings& found) {
   double const size = part.all.rms;
-  matrix_place place{layer.layer, layer.mtp, part.projection, -1};
+  finding_place place{layer.layer, layer.mtp, part.projection, -1};
   found.set_place(place);
   if (size > largest_rms) {
     found.error(
@@ -76,7 +76,7 @@ void judge_projection(layer_statistics const& layer, projection_statistics const
 }
 
 /// Gate, up and down of the whole checkpoint. Not when they are wrong by themselves.
-void judge_projections(std::map<std::string_view, double> const& sizes, diagnostics& found) {
+void judge_projections(std::map<std::string_view, double> const& sizes, findings& found) {
   auto const is_small = [](auto const& left, auto const& right) {
     return left.second < right.second;
   };
@@ -107,7 +107,7 @@ std::string across_layers(std::string_view name) {
 }
 
 /// Matrices beside the routed experts, each with its namesakes in the other layers.
-void compare_others(scanned const& all, diagnostics& found) {
+void compare_others(scanned const& all, findings& found) {
   std::map<std::string, std::vector<std::size_t>> namesakes;
   for (std::size_t i = 0; i < all.plan.items.size(); ++i) {
     scan_item const& item = all.plan.items[i];
@@ -144,8 +144,7 @@ void compare_others(scanned const& all, diagnostics& found) {
 
 }  // namespace
 
-void compare_sizes(scanned const& all, std::span<layer_statistics const> layers,
-                   diagnostics& found) {
+void compare_sizes(scanned const& all, std::span<layer_statistics const> layers, findings& found) {
   std::map<std::string_view, std::vector<double>> sizes;
   for (layer_statistics const& layer : layers) {
     for (projection_statistics const& part : layer.projections) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "checkpoint/findings/diagnostics.hpp"
+#include "checkpoint/findings/findings.hpp"
 #include "checkpoint/json/json.hpp"
 #include "moe64/index.hpp"
 
@@ -33,7 +33,7 @@ using fact = std::optional<stated<T>>;
 /// another value is an error, a value of another kind too. Null counts as absent.
 class config_facts {
  public:
-  config_facts(std::vector<json_value const*> objects, diagnostics& found)
+  config_facts(std::vector<json_value const*> objects, findings& found)
       : objects_(std::move(objects)), found_(&found) {}
 
   [[nodiscard]] fact<index_t> integer(std::initializer_list<std::string_view> names) const;
@@ -42,14 +42,14 @@ class config_facts {
   /// The first value of any kind but null.
   [[nodiscard]] json_value const* value(std::initializer_list<std::string_view> names) const;
 
-  [[nodiscard]] diagnostics& found() const noexcept { return *found_; }
+  [[nodiscard]] findings& found() const noexcept { return *found_; }
 
  private:
   template <class T, class Read>
   fact<T> first(std::initializer_list<std::string_view> names, Read const& read) const;
 
   std::vector<json_value const*> objects_;
-  diagnostics* found_;
+  findings* found_;
 };
 
 /// The objects that a fact about the language model may stand in: config.json itself, then its

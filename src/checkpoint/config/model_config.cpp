@@ -230,7 +230,7 @@ bool model_config::is_one_of(std::string_view types) const noexcept {
   return false;
 }
 
-model_config read_model_config(config_sources const& sources, diagnostics& found) {
+model_config read_model_config(config_sources const& sources, findings& found) {
   model_config config;
   config_facts const facts(language_objects(sources), found);
   config.model_type = type_of(sources.config);

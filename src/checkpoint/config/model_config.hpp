@@ -49,7 +49,7 @@ struct model_config {
 };
 
 /// Reads what is there; what contradicts itself or is of the wrong kind is an error in `found`.
-[[nodiscard]] model_config read_model_config(config_sources const& sources, diagnostics& found);
+[[nodiscard]] model_config read_model_config(config_sources const& sources, findings& found);
 
 /// Whether activations are declared to be quantised on the fly.
 [[nodiscard]] activation_scheme activation_scheme_of(model_config const& config) noexcept;

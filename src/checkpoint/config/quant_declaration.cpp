@@ -20,7 +20,7 @@ quant_method method_named(std::string_view text) {
 
 class declaration_reader {
  public:
-  declaration_reader(config_sources const& sources, diagnostics& found)
+  declaration_reader(config_sources const& sources, findings& found)
       : sources_(sources), found_(found) {}
 
   quant_declaration read() {
@@ -48,7 +48,7 @@ class declaration_reader {
   }
 
  private:
-  /// A getter that does not fit, or an expression that is refused, becomes a diagnostic.
+  /// A getter that does not fit, or an expression that is refused, becomes a finding.
   template <class Body>
   void guarded(Body const& body) {
     try {
@@ -194,7 +194,7 @@ class declaration_reader {
   }
 
   config_sources sources_;
-  diagnostics& found_;
+  findings& found_;
   quant_declaration result_;
 };
 
@@ -231,7 +231,7 @@ quant_scheme const& quant_declaration::scheme_of(std::string_view module) const 
   return scheme;
 }
 
-quant_declaration read_quant_declaration(config_sources const& sources, diagnostics& found) {
+quant_declaration read_quant_declaration(config_sources const& sources, findings& found) {
   return declaration_reader(sources, found).read();
 }
 

@@ -85,6 +85,6 @@ struct quant_declaration {
 /// Reads all sources. Disagreement, a kind that does not fit and an expression that is not
 /// understood are errors in `found`.
 [[nodiscard]] quant_declaration read_quant_declaration(config_sources const& sources,
-                                                       diagnostics& found);
+                                                       findings& found);
 
 }  // namespace moe64::checkpoint

@@ -31,8 +31,7 @@ index_t integer_of(json_value const& object, std::string_view key) {
 }
 
 /// The scheme of one group: number format and strategy of the weights under a storage format.
-quant_scheme read_group(json_value const& group, std::string_view common_format,
-                        diagnostics& found) {
+quant_scheme read_group(json_value const& group, std::string_view common_format, findings& found) {
   json_value const& weights = group.at("weights");
   std::string format = text_of(group, "format");
   if (format.empty()) format = common_format;
@@ -112,7 +111,7 @@ std::size_t position_of(quant_scheme const& scheme, quant_declaration& into) {
 
 }  // namespace
 
-void read_block(json_value const& block, quant_scheme& scheme, diagnostics& found) {
+void read_block(json_value const& block, quant_scheme& scheme, findings& found) {
   std::optional<index_t> rows;
   std::optional<index_t> cols;
   if (block.is(json_kind::array) && block.size() == 2) {
@@ -134,8 +133,7 @@ void read_block(json_value const& block, quant_scheme& scheme, diagnostics& foun
   scheme.block_cols = *cols;
 }
 
-void read_compressed_tensors(json_value const& config, quant_declaration& into,
-                             diagnostics& found) {
+void read_compressed_tensors(json_value const& config, quant_declaration& into, findings& found) {
   json_value const* const groups = member(config, "config_groups");
   if (groups == nullptr || groups->size() == 0) {
     found.error(errc::invalid_argument, "config-kind", "",
@@ -171,7 +169,7 @@ void read_compressed_tensors(json_value const& config, quant_declaration& into,
   }
 }
 
-void read_modelopt(json_value const& quantization, quant_declaration& into, diagnostics& found) {
+void read_modelopt(json_value const& quantization, quant_declaration& into, findings& found) {
   std::string const algorithm = text_of(quantization, "quant_algo");
   if (algorithm.empty()) return;
   quant_scheme scheme;

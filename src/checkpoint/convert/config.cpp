@@ -175,8 +175,8 @@ void require_readable(conversion_plan const& plan, converted_configs const& conf
   resolve_options options;
   options.assumed = still_true(assumed);
   resolved_checkpoint const result = resolve(tensors, sources, options);
-  for (diagnostic const& found : result.found.kept()) {
-    if (found.level != severity::error) continue;
+  for (finding const& found : result.found.kept()) {
+    if (found.level != finding_level::error) continue;
     fail(errc::unsupported, "[convert] no dialect states the result as {}: {}", name(plan.to),
          found.text);
   }

@@ -108,8 +108,8 @@ class conversion {
     if (from_.resolved.sound() && remade) {
       require_readable(plan_, configs_, from_.resolved.assumed);
     }
-    for (diagnostic const& found : from_.resolved.found.kept()) {
-      if (found.level == severity::error) report_.anomalies.push_back(found.text);
+    for (finding const& found : from_.resolved.found.kept()) {
+      if (found.level == finding_level::error) report_.anomalies.push_back(found.text);
     }
     if (plan_.converted_modules == 0 && plan_.recast_tensors == 0 &&
         options_.to != convert_target::same) {

@@ -174,7 +174,7 @@ bool layer_resolver::check_count(std::span<module_tensors const> modules, index_
   index_t expected = 0;
   for (module_tensors const& module : modules) {
     if (module.expert > expected) {
-      found_.set_place({module.layer, module.mtp, name(module.projection), expected});
+      found_.set_place({module.layer, module.mtp, std::string(name(module.projection)), expected});
       found_.error(errc::invalid_argument, "missing-expert", module.any_name(),
                    "{}layer {} has no {} matrix of expert {}; the next is {}",
                    module.mtp ? "MTP " : "", module.layer, name(module.projection), expected,

@@ -30,7 +30,7 @@ class layer_resolver {
   module_resolver& modules_;
   index_t stated_experts_;
   resolved_checkpoint& into_;
-  diagnostics& found_;
+  findings& found_;
 };
 
 /// The first-level scale of a module, or null.

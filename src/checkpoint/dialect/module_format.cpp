@@ -17,7 +17,7 @@ index_t times_parts(index_t base, projection_kind kind) {
 }  // namespace
 
 module_resolver::module_resolver(model_config const& config, assumptions const& assumed,
-                                 diagnostics& found)
+                                 findings& found)
     : config_(config), assumed_(assumed), found_(found), chooser_(config, assumed) {
   if (config.geometry.hidden) stated_.hidden = config.geometry.hidden->value;
   if (config.geometry.inter) stated_.inter = config.geometry.inter->value;
@@ -40,7 +40,7 @@ std::optional<module_format> module_resolver::resolve(module_tensors const& modu
   }
 }
 
-/// The one scale of a module; null, without a diagnostic, when it has none.
+/// The one scale of a module; null, without a finding, when it has none.
 tensor_entry const* module_resolver::one_scale(module_tensors const& module, tensor_part& part) {
   tensor_entry const* scale = nullptr;
   for (int i = 0; i < tensor_part_count; ++i) {

@@ -58,7 +58,7 @@ struct expert_extents {
 /// Resolves modules of one checkpoint, one after the other; whatever is wrong goes to `found`.
 class module_resolver {
  public:
-  module_resolver(model_config const& config, assumptions const& assumed, diagnostics& found);
+  module_resolver(model_config const& config, assumptions const& assumed, findings& found);
 
   /// Empty when the module has no readable format; then `found` has an error about it.
   [[nodiscard]] std::optional<module_format> resolve(module_tensors const& module);
@@ -79,7 +79,7 @@ class module_resolver {
 
   model_config const& config_;
   assumptions const& assumed_;
-  diagnostics& found_;
+  findings& found_;
   dialect_chooser chooser_;
   expert_extents stated_;
 };

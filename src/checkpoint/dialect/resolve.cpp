@@ -14,7 +14,7 @@ class checkpoint_resolver {
   checkpoint_resolver(std::span<tensor_entry const> tensors, config_sources const& sources,
                       resolve_options const& options)
       : options_(options), partial_(sources.partial) {
-    result_.found = diagnostics(options.kept_per_rule);
+    result_.found = findings(options.kept_per_rule);
     result_.assumed = options.assumed.texts;
     result_.config = read_model_config(sources, result_.found);
     inventory_ = take_inventory(tensors, result_.config, result_.found);
@@ -187,13 +187,14 @@ resolved_checkpoint resolve(folder const& opened, resolve_options const& options
 
 void require_sound(resolved_checkpoint const& resolved) {
   if (resolved.sound()) return;
-  for (diagnostic const& entry : resolved.found.kept()) {
-    if (entry.level != severity::error) continue;
-    index_t const others = resolved.found.count(severity::error) - 1;
+  for (finding const& entry : resolved.found.kept()) {
+    if (entry.level != finding_level::error) continue;
+    index_t const others = resolved.found.count(finding_level::error) - 1;
     if (others == 0) fail(entry.code, "[checkpoint] {}", entry.text);
     fail(entry.code, "[checkpoint] {} (and {} more errors)", entry.text, others);
   }
-  fail(errc::invalid_argument, "[checkpoint] {} errors", resolved.found.count(severity::error));
+  fail(errc::invalid_argument, "[checkpoint] {} errors",
+       resolved.found.count(finding_level::error));
 }
 
 }  // namespace moe64::checkpoint

@@ -3,7 +3,7 @@
 #include "checkpoint/config/layer_activation.hpp"
 #include "checkpoint/config/model_config.hpp"
 #include "checkpoint/dialect/stack_format.hpp"
-#include "checkpoint/findings/diagnostics.hpp"
+#include "checkpoint/findings/findings.hpp"
 #include "checkpoint/safetensors/tensor_entry.hpp"
 
 #include <optional>
@@ -79,15 +79,15 @@ struct resolved_checkpoint {
   index_t activation_scales = 0;
   index_t shared_expert_tensors = 0;
   index_t other_tensors = 0;
-  diagnostics found;
+  findings found;
 
-  [[nodiscard]] bool sound() const noexcept { return found.count(severity::error) == 0; }
+  [[nodiscard]] bool sound() const noexcept { return found.count(finding_level::error) == 0; }
   [[nodiscard]] layer_entry const* layer(index_t number, bool mtp = false) const noexcept;
 };
 
 struct resolve_options {
   assumptions assumed;
-  index_t kept_per_rule = 32;  ///< diagnostics that keep their text
+  index_t kept_per_rule = 32;  ///< findings that keep their text
 };
 
 /// Finds out what the tensors mean. Never stops at a problem: everything wrong is in `found`.

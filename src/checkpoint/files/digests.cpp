@@ -88,7 +88,7 @@ std::vector<file_digest> digests_of(folder const& files, stream where, progress_
   return digests;
 }
 
-void compare_digests(std::span<file_digest const> digests, diagnostics& found) {
+void compare_digests(std::span<file_digest const> digests, findings& found) {
   for (file_digest const& digest : digests) {
     if (digest.sha256.empty()) {
       found.error(errc::io_failure, "unreadable", "", "{}: cannot be read to its end",

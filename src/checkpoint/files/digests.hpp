@@ -2,7 +2,7 @@
 
 #include "checkpoint/convert/parallel_work.hpp"
 #include "checkpoint/files/folder.hpp"
-#include "checkpoint/findings/diagnostics.hpp"
+#include "checkpoint/findings/findings.hpp"
 #include "moe64/check.hpp"
 
 #include <span>
@@ -26,6 +26,6 @@ struct stated_digest {
                                                   progress_counter& progress);
 
 /// What differs is an error; a file about which nothing is known, a note.
-void compare_digests(std::span<file_digest const> digests, diagnostics& found);
+void compare_digests(std::span<file_digest const> digests, findings& found);
 
 }  // namespace moe64::checkpoint

@@ -43,7 +43,7 @@ struct folder::state {
   std::vector<input_file> files;
   std::vector<safetensors_header> headers;  // own the names and shapes of `tensors`
   std::vector<tensor_entry> tensors;
-  findings warnings;
+  std::vector<finding> warnings;
   document config;
   document hf_quant_config;
   document params;
@@ -167,8 +167,8 @@ void folder::state::check_index(shard_index const& index, std::string const& ind
     refuse(mapped->name, "is in the index, but not in", shard_name(mapped->file));
   }
   if (index.total_size() && *index.total_size() != total) {
-    warnings.push_back({"total-size", fmt::format("{}: total_size is {}, the tensors have {} bytes",
-                                                  quoted(index_name), *index.total_size(), total)});
+    warnings.push_back(file_warning("total-size", "{}: total_size is {}, the tensors have {} bytes",
+                                    quoted(index_name), *index.total_size(), total));
   }
 }
 
@@ -183,7 +183,7 @@ void folder::state::read_neighbours(file_system const& system, link_rule links) 
     try {
       *into = read_document(system, base, name, links);
     } catch (error const& refused) {
-      warnings.push_back({"neighbour-config", refused.what()});
+      warnings.push_back(file_warning("neighbour-config", "{}", refused.what()));
     }
   }
 }
@@ -228,7 +228,7 @@ folder::~folder() = default;
 std::filesystem::path const& folder::path() const noexcept { return state_->path; }
 std::span<shard const> folder::shards() const noexcept { return state_->shards; }
 std::span<tensor_entry const> folder::tensors() const noexcept { return state_->tensors; }
-findings const& folder::warnings() const noexcept { return state_->warnings; }
+std::vector<finding> const& folder::warnings() const noexcept { return state_->warnings; }
 json_value const* folder::config() const noexcept { return root_of(state_->config); }
 json_value const* folder::hf_quant_config() const noexcept {
   return root_of(state_->hf_quant_config);

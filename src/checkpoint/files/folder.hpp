@@ -1,7 +1,7 @@
 #pragma once
 
 #include "checkpoint/files/io.hpp"
-#include "checkpoint/findings/finding.hpp"
+#include "checkpoint/findings/findings.hpp"
 #include "checkpoint/json/json.hpp"
 #include "checkpoint/safetensors/tensor_entry.hpp"
 #include "moe64/index.hpp"
@@ -67,7 +67,7 @@ class folder {
   [[nodiscard]] std::span<tensor_entry const> tensors() const noexcept;  ///< sorted by name
   /// The tensor of that name, or null; logarithmic.
   [[nodiscard]] tensor_entry const* find(std::string_view name) const noexcept;
-  [[nodiscard]] findings const& warnings() const noexcept;
+  [[nodiscard]] std::vector<finding> const& warnings() const noexcept;
 
   /// One file was opened, which may be a shard of many; its configs are those beside it.
   [[nodiscard]] bool is_single_file() const noexcept;

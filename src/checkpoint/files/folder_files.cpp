@@ -40,7 +40,7 @@ bool contains(std::vector<std::string> const& names, std::string_view name) {
 }
 
 std::string choose_index(std::string const& base, std::vector<std::string> const& indices,
-                         open_options const& options, findings& warnings) {
+                         open_options const& options, std::vector<finding>& warnings) {
   if (!options.index_name.empty()) {
     std::string_view const problem = file_name_problem(options.index_name);
     if (!problem.empty()) {
@@ -55,8 +55,8 @@ std::string choose_index(std::string const& base, std::vector<std::string> const
     fail(errc::invalid_argument, "[open] {}: has several indices, choose one: {}",
          escaped_path(base), listed(indices));
   }
-  warnings.push_back({"other-index", fmt::format("{}: {} is used, of {}", escaped_path(base),
-                                                 usual_index, listed(indices))});
+  warnings.push_back(file_warning("other-index", "{}: {} is used, of {}", escaped_path(base),
+                                  usual_index, listed(indices)));
   return std::string(usual_index);
 }
 
@@ -79,7 +79,7 @@ void check_whole(std::string const& base, std::vector<std::string> const& set) {
 
 std::vector<std::string> choose_without_index(std::string const& base,
                                               std::vector<std::string> const& tensors,
-                                              findings& warnings) {
+                                              std::vector<finding>& warnings) {
   if (contains(tensors, usual_file)) return {std::string(usual_file)};
   std::map<std::string, std::vector<std::string>> sets;
   for (std::string const& name : tensors) {
@@ -88,8 +88,8 @@ std::vector<std::string> choose_without_index(std::string const& base,
   }
   if (sets.empty()) {
     if (tensors.size() > 1) {
-      warnings.push_back({"no-index", fmt::format("{}: no index; {} files are taken together",
-                                                  escaped_path(base), tensors.size())});
+      warnings.push_back(file_warning("no-index", "{}: no index; {} files are taken together",
+                                      escaped_path(base), tensors.size()));
     }
     return tensors;
   }
@@ -99,8 +99,8 @@ std::vector<std::string> choose_without_index(std::string const& base,
          escaped_path(base), listed(tensors));
   }
   check_whole(base, set);
-  warnings.push_back({"no-index", fmt::format("{}: no index; the {} shards are taken together",
-                                              escaped_path(base), set.size())});
+  warnings.push_back(file_warning("no-index", "{}: no index; the {} shards are taken together",
+                                  escaped_path(base), set.size()));
   return set;
 }
 
@@ -111,16 +111,15 @@ void report_unused(std::string const& base, std::vector<std::string> const& tens
     if (!contains(chosen.shards, name)) unused.push_back(name);
   }
   if (!unused.empty()) {
-    chosen.warnings.push_back({"extra-file", fmt::format("{}: not part of this checkpoint: {}",
-                                                         escaped_path(base), listed(unused))});
+    chosen.warnings.push_back(file_warning("extra-file", "{}: not part of this checkpoint: {}",
+                                           escaped_path(base), listed(unused)));
   }
   for (std::string const& name : chosen.shards) {
     auto const parsed = parse_shard_file_name(name);
     if (parsed && parsed->count != static_cast<index_t>(chosen.shards.size())) {
       chosen.warnings.push_back(
-          {"shard-count",
-           fmt::format("{}: {} is one of {}, but {} files are used", escaped_path(base),
-                       quoted(name), parsed->count, chosen.shards.size())});
+          file_warning("shard-count", "{}: {} is one of {}, but {} files are used",
+                       escaped_path(base), quoted(name), parsed->count, chosen.shards.size()));
       break;
     }
   }
@@ -147,7 +146,7 @@ chosen_files choose_files(file_system const& files, std::string const& base,
         input_file::open(files, path, options.links).read_text(limits.max_bytes);
     chosen.index = shard_index::parse(text, path, limits);
     chosen.shards.assign(chosen.index->files().begin(), chosen.index->files().end());
-    findings const& found = chosen.index->warnings();
+    std::vector<finding> const& found = chosen.index->warnings();
     chosen.warnings.insert(chosen.warnings.end(), found.begin(), found.end());
   } else if (tensors.empty()) {
     fail(errc::malformed_file, "[open] {}: has neither an index nor a safetensors file",

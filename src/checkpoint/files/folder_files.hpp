@@ -1,7 +1,7 @@
 #pragma once
 
 #include "checkpoint/files/folder.hpp"
-#include "checkpoint/findings/finding.hpp"
+#include "checkpoint/findings/findings.hpp"
 #include "checkpoint/safetensors/shard_index.hpp"
 
 #include <optional>
@@ -15,7 +15,7 @@ struct chosen_files {
   std::optional<shard_index> index;
   std::string index_name;
   std::vector<std::string> shards;  ///< sorted
-  findings warnings;
+  std::vector<finding> warnings;
 };
 
 /// An index, else model.safetensors, else one whole set of numbered shards, else every safetensors

@@ -162,9 +162,9 @@ checkpoint_description describe(checkpoint_reader const& from) {
   result.matched = resolved.matched;
   result.activation_scales = resolved.activation_scales;
   result.shared_expert_tensors = resolved.shared_expert_tensors;
-  result.errors = resolved.found.count(checkpoint::severity::error);
-  result.warnings = resolved.found.count(checkpoint::severity::warning) +
-                    static_cast<index_t>(files.warnings().size());
+  result.errors = resolved.found.count(finding_level::error);
+  result.warnings =
+      resolved.found.count(finding_level::warning) + static_cast<index_t>(files.warnings().size());
   return result;
 }
 

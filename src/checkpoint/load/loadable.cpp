@@ -8,12 +8,13 @@ namespace {
 
 /// A finding that is about no tensor is about the config, which every layer is read by. That some
 /// other layer is missing is none of this one's business.
-bool concerns_all(diagnostic const& found) {
-  return found.level == severity::error && found.tensor.empty() && found.rule != "missing-layer";
+bool concerns_all(finding const& found) {
+  return found.level == finding_level::error && found.tensor.empty() &&
+         found.rule != "missing-layer";
 }
 
-bool concerns(diagnostic const& found, layer_entry const& layer, index_t backbone_layers) {
-  if (found.level != severity::error || found.tensor.empty()) return false;
+bool concerns(finding const& found, layer_entry const& layer, index_t backbone_layers) {
+  if (found.level != finding_level::error || found.tensor.empty()) return false;
   auto const key = match_key(found.tensor);
   if (!key || key->layer != layer.layer) return false;
   return layer.mtp == (key->mtp || (backbone_layers >= 0 && key->layer >= backbone_layers));
@@ -53,17 +54,17 @@ std::optional<layer_refusal> refusal_of(resolved_checkpoint const& resolved,
                                         layer_entry const& layer) {
   auto const& stated = resolved.config.geometry.layers;
   index_t const backbone = stated ? stated->value : -1;
-  for (diagnostic const& found : resolved.found.kept()) {
+  for (finding const& found : resolved.found.kept()) {
     if (concerns_all(found) || (!layer.sound && concerns(found, layer, backbone))) {
       return layer_refusal{found.code, found.text};
     }
   }
   // of a rule that was broken many times not all texts are kept
-  for (diagnostic const& found : resolved.found.kept()) {
-    if (layer.sound || found.level != severity::error) continue;
+  for (finding const& found : resolved.found.kept()) {
+    if (layer.sound || found.level != finding_level::error) continue;
     return layer_refusal{found.code,
                          fmt::format("{} errors were found; the first of them: {}",
-                                     resolved.found.count(severity::error), found.text)};
+                                     resolved.found.count(finding_level::error), found.text)};
   }
   if (layer.activation.spec) return std::nullopt;
   return layer_refusal{layer.activation.code, layer.activation.refusal};

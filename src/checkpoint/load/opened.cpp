@@ -31,23 +31,11 @@ checkpoint_reader::~checkpoint_reader() = default;
 
 std::string const& checkpoint_reader::path() const noexcept { return state_->path; }
 
-std::vector<checkpoint_finding> checkpoint_reader::findings() const {
-  std::vector<checkpoint_finding> result;
-  for (checkpoint::finding const& warning : state_->files.warnings()) {
-    result.push_back({finding_level::warning, warning.rule, "", warning.text});
-  }
-  for (checkpoint::diagnostic const& found : state_->resolved.found.kept()) {
-    result.push_back(checkpoint::public_finding(found));
-  }
-  return result;
+std::vector<finding> checkpoint_reader::findings() const {
+  std::vector<finding> all = state_->files.warnings();
+  auto const found = state_->resolved.found.kept();
+  all.insert(all.end(), found.begin(), found.end());
+  return all;
 }
 
-namespace checkpoint {
-
-checkpoint_finding public_finding(diagnostic const& found) {
-  return {static_cast<finding_level>(found.level), std::string(found.rule), found.tensor,
-          found.text};
-}
-
-}  // namespace checkpoint
 }  // namespace moe64

@@ -12,10 +12,4 @@ struct checkpoint_reader::state {
   checkpoint::folder files;
   checkpoint::resolved_checkpoint resolved;
 };
-
-namespace checkpoint {
-
-[[nodiscard]] checkpoint_finding public_finding(diagnostic const& found);
-
-}  // namespace checkpoint
 }  // namespace moe64

@@ -12,7 +12,7 @@ namespace {
 
 class inventory_taker {
  public:
-  inventory_taker(model_config const& config, diagnostics& found)
+  inventory_taker(model_config const& config, findings& found)
       : layers_(config.geometry.layers ? config.geometry.layers->value : -1), found_(found) {}
 
   module_inventory take(std::span<tensor_entry const> tensors) {
@@ -130,7 +130,7 @@ class inventory_taker {
   }
 
   index_t layers_;
-  diagnostics& found_;
+  findings& found_;
   std::unordered_map<std::string_view, std::size_t> dense_;
   module_inventory result_;
 };
@@ -146,7 +146,7 @@ std::string_view module_tensors::any_name() const noexcept {
 }
 
 module_inventory take_inventory(std::span<tensor_entry const> tensors, model_config const& config,
-                                diagnostics& found) {
+                                findings& found) {
   return inventory_taker(config, found).take(tensors);
 }
 

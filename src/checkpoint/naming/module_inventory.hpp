@@ -1,7 +1,7 @@
 #pragma once
 
 #include "checkpoint/config/model_config.hpp"
-#include "checkpoint/findings/diagnostics.hpp"
+#include "checkpoint/findings/findings.hpp"
 #include "checkpoint/naming/key_schema.hpp"
 #include "checkpoint/safetensors/tensor_entry.hpp"
 
@@ -45,6 +45,6 @@ struct module_inventory {
 
 /// One pass over the names. Layers from num_hidden_layers on count as MTP layers.
 [[nodiscard]] module_inventory take_inventory(std::span<tensor_entry const> tensors,
-                                              model_config const& config, diagnostics& found);
+                                              model_config const& config, findings& found);
 
 }  // namespace moe64::checkpoint

@@ -97,25 +97,27 @@ tensor_entry checked_entry(raw_entry const& raw, header_events const& found,
   return entry;
 }
 
-findings warnings_of(std::string_view text, std::string_view file, header_events const& found) {
-  findings result;
+std::vector<finding> warnings_of(std::string_view text, std::string_view file,
+                                 header_events const& found) {
+  std::vector<finding> result;
   if (text.front() != '{') {
-    result.push_back({"leading-whitespace", fmt::format("{}: whitespace before the header", file)});
+    result.push_back(file_warning("leading-whitespace", "{}: whitespace before the header", file));
   }
   if (static_cast<index_t>(text.size()) > hub_header_bytes) {
-    result.push_back(
-        {"large-header", fmt::format("{}: a header of {} bytes; the Hub's client reads "
-                                     "at most {}",
-                                     file, text.size(), hub_header_bytes)});
+    result.push_back(file_warning("large-header",
+                                  "{}: a header of {} bytes; the Hub's client reads "
+                                  "at most {}",
+                                  file, text.size(), hub_header_bytes));
   }
   if (!is_ascii({found.names.data(), found.names.size()})) {
-    result.push_back({"non-ascii-name", fmt::format("{}: names outside of ASCII; what looks the "
-                                                    "same may be another name",
-                                                    file)});
+    result.push_back(file_warning("non-ascii-name",
+                                  "{}: names outside of ASCII; what looks the "
+                                  "same may be another name",
+                                  file));
   }
   if (!found.unknown_field.empty()) {
-    result.push_back({"unknown-field", fmt::format("{}: unknown fields are ignored, such as {}",
-                                                   file, found.unknown_field)});
+    result.push_back(file_warning("unknown-field", "{}: unknown fields are ignored, such as {}",
+                                  file, found.unknown_field));
   }
   return result;
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "checkpoint/files/input_file.hpp"
-#include "checkpoint/findings/finding.hpp"
+#include "checkpoint/findings/findings.hpp"
 #include "checkpoint/safetensors/tensor_entry.hpp"
 #include "moe64/index.hpp"
 
@@ -41,7 +41,7 @@ class safetensors_header {
   /// Sorted by name; shard is 0. Names and shapes live as long as the header, also when it moves.
   [[nodiscard]] std::span<tensor_entry const> tensors() const noexcept { return tensors_; }
   [[nodiscard]] metadata_list const& metadata() const noexcept { return metadata_; }
-  [[nodiscard]] findings const& warnings() const noexcept { return warnings_; }
+  [[nodiscard]] std::vector<finding> const& warnings() const noexcept { return warnings_; }
   [[nodiscard]] index_t data_begin() const noexcept { return data_begin_; }
 
  private:
@@ -49,7 +49,7 @@ class safetensors_header {
   std::vector<index_t> extents_;
   std::vector<tensor_entry> tensors_;
   metadata_list metadata_;
-  findings warnings_;
+  std::vector<finding> warnings_;
   index_t data_begin_ = 0;
 };
 

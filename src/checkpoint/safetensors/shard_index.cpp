@@ -15,17 +15,16 @@ namespace {
 constexpr index_t longest_literal = 64 << 10;
 constexpr std::string_view suffix = ".safetensors";
 
-findings warnings_of(index_events const& found, std::string_view file) {
-  findings result;
+std::vector<finding> warnings_of(index_events const& found, std::string_view file) {
+  std::vector<finding> result;
   if (!found.total_size) {
     result.push_back(
-        {"total-size",
-         fmt::format("{}: metadata.total_size is {}", file,
-                     found.total_size_problem.empty() ? "missing" : found.total_size_problem)});
+        file_warning("total-size", "{}: metadata.total_size is {}", file,
+                     found.total_size_problem.empty() ? "missing" : found.total_size_problem));
   }
   if (!found.unknown_key.empty()) {
-    result.push_back({"unknown-field", fmt::format("{}: unknown keys are ignored, such as {}", file,
-                                                   found.unknown_key)});
+    result.push_back(file_warning("unknown-field", "{}: unknown keys are ignored, such as {}", file,
+                                  found.unknown_key));
   }
   return result;
 }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "checkpoint/findings/finding.hpp"
+#include "checkpoint/findings/findings.hpp"
 #include "moe64/index.hpp"
 
 #include <optional>
@@ -35,14 +35,14 @@ class shard_index {
   [[nodiscard]] std::span<entry const> entries() const noexcept { return entries_; }    ///< by name
   /// Bytes of all tensors, where the file says so and it is a whole number.
   [[nodiscard]] std::optional<index_t> total_size() const noexcept { return total_size_; }
-  [[nodiscard]] findings const& warnings() const noexcept { return warnings_; }
+  [[nodiscard]] std::vector<finding> const& warnings() const noexcept { return warnings_; }
 
  private:
   std::vector<char> names_;
   std::vector<std::string> files_;
   std::vector<entry> entries_;
   std::optional<index_t> total_size_;
-  findings warnings_;
+  std::vector<finding> warnings_;
 };
 
 /// The text of an index: entries in the given order, files by position in `files`.

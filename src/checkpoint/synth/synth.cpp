@@ -32,8 +32,8 @@ std::vector<std::string> read_back(synth_plan const& plan) {
     if (name == "params.json") sources.params = root;
   }
   resolved_checkpoint const resolved = resolve(entries, sources);
-  for (diagnostic const& found : resolved.found.kept()) {
-    if (found.level == severity::note) continue;
+  for (finding const& found : resolved.found.kept()) {
+    if (found.level == finding_level::note) continue;
     fail(errc::internal, "[synth] {} in {} would be read with: {}", plan.like, plan.dialect,
          found.text);
   }

@@ -115,7 +115,7 @@ TEST(name_rules, each_style_covers_what_it_means) {
 
 struct parsed {
   std::unique_ptr<json_document const> config, hf, params;
-  diagnostics found;
+  findings found;
   model_config model;
 
   explicit parsed(std::string_view config_text, std::string_view hf_text = {},
@@ -215,12 +215,12 @@ TEST(model_config, values_of_the_wrong_kind_are_errors_with_their_path) {
            R"({"quantization_config": 7})",
        }) {
     parsed const result(text);
-    EXPECT_GE(result.found.count(severity::error), 1) << text;
+    EXPECT_GE(result.found.count(finding_level::error), 1) << text;
   }
-  EXPECT_EQ(parsed("[]").found.count(severity::error), 0);
-  EXPECT_GE(parsed("", "{}").found.count(severity::error), 1);
+  EXPECT_EQ(parsed("[]").found.count(finding_level::error), 0);
+  EXPECT_GE(parsed("", "{}").found.count(finding_level::error), 1);
   EXPECT_GE(parsed("", "", R"({"quantization": {"qformat_weight": "int8"}})")
-                .found.count(severity::error),
+                .found.count(finding_level::error),
             1);
 }
 

@@ -11,7 +11,7 @@
 namespace moe64::test {
 namespace {
 
-using checkpoint::severity;
+using finding_level;
 
 class every_dialect : public testing::TestWithParam<dialect_case> {};
 
@@ -20,7 +20,7 @@ TEST_P(every_dialect, is_resolved_from_its_declaration) {
   checkpoint_builder builder = expected.build();
   auto const resolved = builder.resolve();
   ASSERT_TRUE(resolved.sound()) << all_texts(resolved);
-  EXPECT_EQ(resolved.found.count(severity::warning), 0) << all_texts(resolved);
+  EXPECT_EQ(resolved.found.count(finding_level::warning), 0) << all_texts(resolved);
   EXPECT_NO_THROW(require_sound(resolved));
   ASSERT_EQ(resolved.layers.size(), 1U);
   auto const& layer = resolved.layers.front();

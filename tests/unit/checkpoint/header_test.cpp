@@ -26,7 +26,7 @@ safetensors_header parsed(std::string const& text, index_t data_bytes,
                                    8 + static_cast<index_t>(text.size()) + data_bytes, options);
 }
 
-std::vector<std::string> rules(findings const& found) {
+std::vector<std::string> rules(std::vector<finding> const& found) {
   std::vector<std::string> result;
   for (finding const& one : found) result.push_back(one.rule);
   return result;

@@ -19,7 +19,7 @@ std::string mapping(std::string_view file) {
   return "{\"weight_map\":{\"a\":\"" + std::string(file) + "\"}}";
 }
 
-std::vector<std::string> rules(findings const& found) {
+std::vector<std::string> rules(std::vector<finding> const& found) {
   std::vector<std::string> result;
   for (finding const& one : found) result.push_back(one.rule);
   return result;

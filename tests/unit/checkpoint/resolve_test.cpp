@@ -15,7 +15,7 @@
 namespace moe64::test {
 namespace {
 
-using checkpoint::severity;
+using finding_level;
 using testing::HasSubstr;
 using enum file_dtype;
 
@@ -50,7 +50,7 @@ void expect_errors(checkpoint_builder& builder, std::initializer_list<std::strin
   auto const resolved = builder.resolve(assumed);
   std::vector<std::string_view> found;
   for (auto const& entry : resolved.found.kept()) {
-    if (entry.level == severity::error) found.push_back(entry.rule);
+    if (entry.level == finding_level::error) found.push_back(entry.rule);
   }
   EXPECT_THAT(found, testing::UnorderedElementsAreArray(rules)) << all_texts(resolved);
   EXPECT_THAT(all_texts(resolved), HasSubstr(std::string(text)));
@@ -420,10 +420,10 @@ TEST(resolve, codes_under_a_name_without_rules) {
   expect_errors(builder, {"missing-scale"}, "its name says nothing about a scale");
 }
 
-// ---- diagnostics
+// ---- findings
 // ------------------------------------------------------------------------------------
 
-TEST(resolve, diagnostics_are_bounded_and_counted) {
+TEST(resolve, findings_are_bounded_and_counted) {
   checkpoint_builder builder;
   builder.config(case_config(qwen, 1, 64, 32, 400));
   expert_tensors tensors = block_tensors();

@@ -27,9 +27,9 @@
 namespace moe64::test {
 namespace {
 
+using finding_level;
 using checkpoint::folder;
 using checkpoint::resolved_checkpoint;
-using checkpoint::severity;
 using testing::HasSubstr;
 
 synth_options small(std::string like, std::string dialect = {}) {
@@ -109,7 +109,7 @@ TEST_P(every_model, is_read_as_its_own_dialect_without_a_finding) {
   EXPECT_TRUE(files.warnings().empty());
   resolved_checkpoint const resolved = checkpoint::resolve(files);
   ASSERT_TRUE(resolved.sound()) << all_texts(resolved);
-  EXPECT_EQ(resolved.found.count(severity::warning), 0) << all_texts(resolved);
+  EXPECT_EQ(resolved.found.count(finding_level::warning), 0) << all_texts(resolved);
   EXPECT_THAT(resolved.dialects, testing::Contains(GetParam().dialect));
   EXPECT_EQ(std::vector<std::string>(resolved.dialects.begin(), resolved.dialects.end()),
             report.dialects);
@@ -233,7 +233,7 @@ TEST(synth, mtp_layers_are_numbered_or_named_as_the_model_does) {
     folder const files = folder::open(where.file("made"));
     resolved_checkpoint const resolved = checkpoint::resolve(files);
     EXPECT_TRUE(resolved.sound()) << all_texts(resolved);
-    EXPECT_EQ(resolved.found.count(severity::warning), 0) << all_texts(resolved);
+    EXPECT_EQ(resolved.found.count(finding_level::warning), 0) << all_texts(resolved);
     ASSERT_FALSE(resolved.layers.empty());
     EXPECT_TRUE(resolved.layers.back().mtp) << like;
   }

@@ -26,7 +26,7 @@ class every_healthy_model : public testing::TestWithParam<synth_model> {};
 TEST_P(every_healthy_model, has_no_finding) {
   for (std::uint64_t const seed : {1U, 2U, 3U}) {
     check_report const report = edited_checkpoint(small(GetParam().like, seed)).check();
-    for (checkpoint_finding const& found : report.findings) {
+    for (finding const& found : report.findings) {
       EXPECT_EQ(found.rule, "orientation-not-inferable") << found.text;
     }
   }
