@@ -38,6 +38,13 @@ void print_mode(moe64::device where, std::string_view mode, std::string const& r
              stderr);
 }
 
+void print_chosen(char const* operation, moe64::device where, char const* tile,
+                  std::string const& reason) {
+  std::fputs(
+      fmt::format("moe64,tile,{},{},{},{}\n", operation, to_string(where), tile, reason).c_str(),
+      stderr);
+}
+
 void print_refused(char const* operation, moe64::device where, char const* implementation,
                    std::string const& reason) {
   std::fputs(fmt::format("moe64,refused,{},{},{},{}\n", operation, to_string(where), implementation,

@@ -7,8 +7,8 @@
 #include <string_view>
 
 /// MOE64_VERBOSE=1 prints one line per executed operation on stderr, =2 also the mode of each layer
-/// and why, each implementation that was refused, what one goes without, and each kernel that was
-/// launched:
+/// and why, each implementation that was refused, what one goes without, the tile that was chosen,
+/// and each kernel that was launched:
 ///   moe64,exec,grouped_gemm,cpu,reference,op=grouped_gemm tokens=...,0.183ms
 /// The problem part can be given to `moe64 verify` and `moe64 bench` as it is.
 namespace moe64 {
@@ -23,6 +23,9 @@ void print_launched(char const* operation, moe64::device where, char const* kern
                     index_t threads, index_t shared_bytes);
 /// The mode that a layer runs in; level 2.
 void print_mode(moe64::device where, std::string_view mode, std::string const& reason);
+/// The tile of a kernel, and why; level 2.
+void print_chosen(char const* operation, moe64::device where, char const* tile,
+                  std::string const& reason);
 void print_refused(char const* operation, moe64::device where, char const* implementation,
                    std::string const& reason);
 

@@ -40,7 +40,7 @@ index_t blocks_of_eights(launcher const& on, index_t eights) {
 }
 
 /// Whether all operands that are there are of one type of 16 bits and can be taken in eights.
-support takes_eights(std::initializer_list<std::pair<char const*, tensor_view>> operands) {
+support takes_vec8(std::initializer_list<std::pair<char const*, tensor_view>> operands) {
   dtype const type = operands.begin()->second.type;
   for (auto const& [label, tensor] : operands) {
     if (!tensor.present()) continue;
@@ -48,7 +48,7 @@ support takes_eights(std::initializer_list<std::pair<char const*, tensor_view>> 
       return support::no(std::string(label) + " is " + std::string(name(tensor.type)) +
                          ": all must be bf16 or all f16");
     }
-    support const answer = can_take_eights(label, tensor);
+    support const answer = can_take_vec8(label, tensor);
     if (!answer) return answer;
   }
   return support::yes();
@@ -65,7 +65,7 @@ support takes_vectors(activate_args const& args) {
   if (args.quantized.kind != scale_kind::none) {
     return support::no("the result is quantised on the way");
   }
-  return takes_eights({{"gate", args.gate}, {"up", args.up}, {"out", args.out}});
+  return takes_vec8({{"gate", args.gate}, {"up", args.up}, {"out", args.out}});
 }
 
 void run_vectors(activate_args const& args, stream where) {
@@ -89,11 +89,11 @@ void run_backward_reference(activate_backward_args const& args, stream where) {
 }
 
 support takes_vectors(activate_backward_args const& args) {
-  return takes_eights({{"gate", args.gate},
-                       {"up", args.up},
-                       {"d_out", args.d_out},
-                       {"d_gate", args.d_gate},
-                       {"d_up", args.d_up}});
+  return takes_vec8({{"gate", args.gate},
+                     {"up", args.up},
+                     {"d_out", args.d_out},
+                     {"d_gate", args.d_gate},
+                     {"d_up", args.d_up}});
 }
 
 void run_backward_vectors(activate_backward_args const& args, stream where) {

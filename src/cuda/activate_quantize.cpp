@@ -21,7 +21,7 @@ activate_quantize_parameters parameters_of(activate_args const& args) {
   return {args.activation, args.gate, args.up, target_of_out(args)};
 }
 
-support takes_sixteens(activate_args const& args) {
+support takes_vec16(activate_args const& args) {
   if (bits(args.gate.type) != 16 || args.out.type != dtype::e4m3) {
     return support::no("from " + std::string(name(args.gate.type)) + " to " +
                        std::string(name(args.out.type)) + ", not from bf16 or f16 to e4m3");
@@ -29,17 +29,17 @@ support takes_sixteens(activate_args const& args) {
   for (auto const& [label, tensor] :
        {std::pair{"gate", &args.gate}, std::pair{"up", &args.up}, std::pair{"out", &args.out}}) {
     if (!tensor->present()) continue;
-    if (support const answer = can_take_sixteens(label, *tensor); !answer) return answer;
+    if (support const answer = can_take_vec16(label, *tensor); !answer) return answer;
   }
   return support::yes();
 }
 
-std::optional<activate_usual_parameters> usual_parameters_of(activate_args const& args) {
-  auto const to = usual_target_of(target_of_out(args), activate_usual_width);
-  auto const gate = usual_rows_of(args.gate);
-  auto const up = args.up.present() ? usual_rows_of(args.up) : usual_rows{};
+std::optional<activate_row_major_parameters> row_major_parameters_of(activate_args const& args) {
+  auto const to = row_major_target_of(target_of_out(args), activate_row_major_width);
+  auto const gate = row_major_rows_of(args.gate);
+  auto const up = args.up.present() ? row_major_rows_of(args.up) : row_major_rows{};
   if (!to || !gate || !up) return std::nullopt;
-  return activate_usual_parameters{args.activation, *gate, *up, *to};
+  return activate_row_major_parameters{args.activation, *gate, *up, *to};
 }
 
 /// Blocks that stay with teams of so many threads, as many as there is shared memory for; none
@@ -62,22 +62,22 @@ support is_quantizing(activate_args const& args) {
 support takes_quantized_groups(activate_args const& args) {
   if (support const answer = is_quantizing(args); !answer) return answer;
   support const answer = can_make_groups(target_of_out(args));
-  return answer ? takes_sixteens(args) : answer;
+  return answer ? takes_vec16(args) : answer;
 }
 
 void run_quantized_groups(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activation const kind = args.activation.kind;
-  auto const usual = usual_parameters_of(args);
+  auto const usual = row_major_parameters_of(args);
   if (usual && usual->to.in_groups && takes_table(kind, args.gate.type, args.gate.size())) {
     if (grid const shape = staying_grid(on, kind, 32); shape.blocks > 0) {
-      on.launch(activate_usual_table_kernel(kind), shape, *usual);
+      on.launch(activate_row_major_table_kernel(kind), shape, *usual);
       return;
     }
   }
   if (usual && usual->to.in_groups) {
-    on.launch(activate_usual_kernel(kind, args.gate.type),
-              {usual_blocks(on, usual->to, usual_threads), usual_threads}, *usual);
+    on.launch(activate_row_major_kernel(kind, args.gate.type),
+              {row_major_blocks(on, usual->to, row_major_threads), row_major_threads}, *usual);
     return;
   }
   activate_quantize_parameters const p = parameters_of(args);
@@ -89,24 +89,24 @@ support takes_quantized_rows(activate_args const& args) {
   if (support const answer = is_quantizing(args); !answer) return answer;
   if (args.quantized.kind != scale_kind::row) return support::no("a row has several scales");
   support const answer = can_make_blocks(target_of_out(args), row_team);
-  return answer ? takes_sixteens(args) : answer;
+  return answer ? takes_vec16(args) : answer;
 }
 
 void run_quantized_rows(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activation const kind = args.activation.kind;
-  auto const usual = usual_parameters_of(args);
+  auto const usual = row_major_parameters_of(args);
   if (usual && takes_table(kind, args.gate.type, args.gate.size())) {
     index_t const row_threads = align_up(usual->to.row_items.by, 32);
     if (grid const shape = staying_grid(on, kind, row_threads); shape.blocks > 0) {
-      on.launch(activate_usual_table_rows_kernel(kind), shape, *usual);
+      on.launch(activate_row_major_table_rows_kernel(kind), shape, *usual);
       return;
     }
   }
-  if (usual && usual_team_of(usual->to).threads <= usual_row_threads) {
-    auto const [threads, rows] = usual_team_of(usual->to);
+  if (usual && row_major_team_of(usual->to).threads <= row_major_row_threads) {
+    auto const [threads, rows] = row_major_team_of(usual->to);
     on.launch(
-        activate_usual_rows_kernel(kind, args.gate.type),
+        activate_row_major_rows_kernel(kind, args.gate.type),
         {on.blocks_for(ceil_div(args.gate.extent[0], rows), one_task_each), narrow<int>(threads)},
         *usual);
     return;

@@ -29,8 +29,8 @@ void run_reference(combine_args const& args, stream where) {
 support can_take_vectors(combine_args const& args) {
   if (!args.rows.is_plain()) return support::no("rows are quantised");
   if (args.rows.type() != args.y.type) return support::no("rows and y are of two types");
-  if (support const rows = can_take_eights("rows", args.rows.values()); !rows) return rows;
-  return can_take_eights("y", args.y);
+  if (support const rows = can_take_vec8("rows", args.rows.values()); !rows) return rows;
+  return can_take_vec8("y", args.y);
 }
 
 void run_vectors(combine_args const& args, stream where) {

@@ -38,8 +38,8 @@ support takes_vectors(dequantize_args const& args) {
   if (block < q.cols() && block % 8 != 0) {
     return support::no("a scale every " + std::to_string(block) + " columns, not multiples of 8");
   }
-  support const values = can_take_eights("values", q.values());
-  return values ? can_take_eights("out", args.out) : values;
+  support const values = can_take_vec8("values", q.values());
+  return values ? can_take_vec8("out", args.out) : values;
 }
 
 void run_vectors(dequantize_args const& args, stream where) {

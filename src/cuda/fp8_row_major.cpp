@@ -12,11 +12,11 @@ std::uint32_t short_of(index_t number) { return narrow<std::uint32_t>(number); }
 
 }  // namespace
 
-std::optional<usual_target> usual_target_of(quantize_target const& target, int width) {
+std::optional<row_major_target> row_major_target_of(quantize_target const& target, int width) {
   tensor_view const& values = target.values;
   tensor_view const& scales = target.scales;
   index_t const rows = values.extent[1], cols = values.extent[2];
-  bool const in_groups = target.block_cols == usual_group;
+  bool const in_groups = target.block_cols == row_major_group;
   if (values.type != dtype::e4m3 || scales.type != dtype::f32 || target.global.present() ||
       values.extent[0] != 1 || target.block_rows != 1 ||
       !(in_groups || target.block_cols >= cols)) {
@@ -24,43 +24,43 @@ std::optional<usual_target> usual_target_of(quantize_target const& target, int w
   }
   index_t const item_cols = index_t{16} * width;
   if (cols == 0 || cols % item_cols != 0 || cols >= most_extent || rows >= most_extent ||
-      checked_mul(rows, target.row_sixteens.by) >= usual_most_items) {
+      checked_mul(rows, target.row_sixteens.by) >= row_major_most_items) {
     return std::nullopt;
   }
   if (values.stride[1] >= most_steps || scales.stride[1] >= most_steps ||
       scales.stride[2] >= most_steps) {
     return std::nullopt;
   }
-  return usual_target{.codes = static_cast<std::uint8_t*>(values.data),
-                      .scales = static_cast<float*>(scales.data),
-                      .code_step = short_of(values.stride[1]),
-                      .scale_step = short_of(scales.stride[1]),
-                      .group_step = short_of(scales.stride[2]),
-                      .rows = short_of(rows),
-                      .cols = short_of(cols),
-                      .live_rows = static_cast<std::int64_t const*>(target.live_rows.data),
-                      .row_items = divide_by(target.row_sixteens.by / width),
-                      .in_groups = in_groups};
+  return row_major_target{.codes = static_cast<std::uint8_t*>(values.data),
+                          .scales = static_cast<float*>(scales.data),
+                          .code_step = short_of(values.stride[1]),
+                          .scale_step = short_of(scales.stride[1]),
+                          .group_step = short_of(scales.stride[2]),
+                          .rows = short_of(rows),
+                          .cols = short_of(cols),
+                          .live_rows = static_cast<std::int64_t const*>(target.live_rows.data),
+                          .row_items = divide_by(target.row_sixteens.by / width),
+                          .in_groups = in_groups};
 }
 
-std::optional<usual_rows> usual_rows_of(tensor_view const& matrix) {
+std::optional<row_major_rows> row_major_rows_of(tensor_view const& matrix) {
   index_t const step = matrix.stride[matrix.rank - 2] * bits(matrix.type) / 8;
   if (step >= most_steps) return std::nullopt;
-  return usual_rows{static_cast<std::uint8_t const*>(matrix.data), short_of(step)};
+  return row_major_rows{static_cast<std::uint8_t const*>(matrix.data), short_of(step)};
 }
 
-index_t usual_blocks(launcher const& on, usual_target const& to, index_t tile) {
+index_t row_major_blocks(launcher const& on, row_major_target const& to, index_t tile) {
   return on.blocks_for(ceil_div(index_t{to.rows} * to.row_items.by, tile), one_task_each);
 }
 
-usual_team usual_team_of(usual_target const& to) {
+row_major_team row_major_team_of(row_major_target const& to) {
   index_t const items = to.row_items.by;
-  usual_team best = {align_up(items, 32), 1};
+  row_major_team best = {align_up(items, 32), 1};
   // Up to four rows; the fewest that leave less than an eighth of the threads idle.
   for (index_t rows = 2; rows <= 4 && best.threads * 7 / 8 > best.rows * items; ++rows) {
-    usual_team const more = {align_up(rows * items, 32), rows};
+    row_major_team const more = {align_up(rows * items, 32), rows};
     bool const better = more.threads * best.rows < best.threads * more.rows;
-    if (better && more.threads <= usual_row_threads) best = more;
+    if (better && more.threads <= row_major_row_threads) best = more;
   }
   return best;
 }

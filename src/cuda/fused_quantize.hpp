@@ -21,7 +21,7 @@ struct team {
 };
 
 /// Whether the kernels named "groups" can write these scales, and those named "blocks". The columns
-/// are can_take_sixteens' affair.
+/// are can_take_vec16' affair.
 [[nodiscard]] support can_make_groups(quantize_target const& target);
 [[nodiscard]] support can_make_blocks(quantize_target const& target, team const& threads);
 

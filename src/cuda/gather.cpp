@@ -42,7 +42,7 @@ support has_vector_rows(char const* argument, tensor_view const& matrix) {
 
 support can_take_vectors(gather_args const& args) {
   if (support const answer = is_copy(args); !answer) return answer;
-  auto const answer = args.weighted ? can_take_eights : has_vector_rows;
+  auto const answer = args.weighted ? can_take_vec8 : has_vector_rows;
   if (support const x = answer("x", args.x); !x) return x;
   return answer("rows", args.rows);
 }

@@ -22,26 +22,26 @@ gather_quantize_parameters parameters_of(gather_args const& args) {
 
 /// How many blocks of so many threads a multiprocessor should hold, and the shared memory, which
 /// nobody uses, that keeps it to them: memory writes fewer rows at a time faster.
-struct usual_shape {
+struct row_major_shape {
   index_t blocks, threads;
 };
-grid grid_of(launcher const& on, usual_shape const& each, index_t tasks) {
+grid grid_of(launcher const& on, row_major_shape const& each, index_t tasks) {
   index_t const unused_shared_bytes = std::max<index_t>(on.shared_bytes() / each.blocks - 2048, 0);
   return {on.blocks_for(tasks, one_task_each), narrow<int>(each.threads), unused_shared_bytes};
 }
 
 /// Launches the kernel for what is usual, where it can be had.
-bool launch_usual(launcher& on, gather_args const& args) {
-  auto const to = usual_target_of(target_of_rows(args), quantize_usual_width);
-  auto const x = usual_rows_of(args.x);
+bool launch_row_major(launcher& on, gather_args const& args) {
+  auto const to = row_major_target_of(target_of_rows(args), quantize_row_major_width);
+  auto const x = row_major_rows_of(args.x);
   routing_plan const& plan = args.plan;
   if (!to || !x || args.weighted || plan.slot_to_row.stride[0] != 1) return false;
   index_t const row_items = to->row_items.by, top_k = std::max<index_t>(plan.top_k, 1);
-  if (plan.tokens >= usual_most_items / row_items) return false;
+  if (plan.tokens >= row_major_most_items / row_items) return false;
   // Reading ahead counts bytes of one piece, and every thread has some.
   index_t const cols = args.x.extent[1];
-  bool const adjacent = args.x.stride[0] == cols && (!to->in_groups || cols % usual_group == 0);
-  gather_usual_parameters const p = {
+  bool const adjacent = args.x.stride[0] == cols && (!to->in_groups || cols % row_major_group == 0);
+  gather_row_major_parameters const p = {
       .x = *x,
       .to = *to,
       .slot_to_row = static_cast<std::int64_t const*>(plan.slot_to_row.data),
@@ -50,25 +50,26 @@ bool launch_usual(launcher& on, gather_args const& args) {
       .ahead_bytes = adjacent ? plan.tokens * cols * 2 : 0};
   if (to->in_groups) {
     constexpr index_t threads = gather_groups_threads;
-    usual_shape const each = {std::clamp<index_t>(32 / top_k, 2, 16), threads};
-    on.launch(gather_usual_groups_kernel(args.x.type),
+    row_major_shape const each = {std::clamp<index_t>(32 / top_k, 2, 16), threads};
+    on.launch(gather_row_major_groups_kernel(args.x.type),
               grid_of(on, each, ceil_div(plan.tokens * row_items, threads)), p);
     return true;
   }
   index_t const threads = align_up(ceil_div(cols, 32), 32);
-  if (threads > usual_row_threads) return false;
-  usual_shape const each = {std::max<index_t>((2688 / top_k + threads / 2) / threads, 2), threads};
-  on.launch(gather_usual_rows_kernel(args.x.type), grid_of(on, each, plan.tokens), p);
+  if (threads > row_major_row_threads) return false;
+  row_major_shape const each = {std::max<index_t>((2688 / top_k + threads / 2) / threads, 2),
+                                threads};
+  on.launch(gather_row_major_rows_kernel(args.x.type), grid_of(on, each, plan.tokens), p);
   return true;
 }
 
-support takes_sixteens(gather_args const& args) {
+support takes_vec16(gather_args const& args) {
   if (bits(args.x.type) != 16 || bits(args.rows.type) != 8) {
     return support::no("from " + std::string(name(args.x.type)) + " to " +
                        std::string(name(args.rows.type)) + ", not from 16 to 8 bits");
   }
-  support const x = can_take_sixteens("x", args.x);
-  return x ? can_take_sixteens("rows", args.rows) : x;
+  support const x = can_take_vec16("x", args.x);
+  return x ? can_take_vec16("rows", args.rows) : x;
 }
 
 support is_quantizing(gather_args const& args) {
@@ -78,7 +79,7 @@ support is_quantizing(gather_args const& args) {
 
 }  // namespace
 
-/// Of whole sixteens, as takes_sixteens() asks; the reference makes codes for every row.
+/// Of whole sixteens, as takes_vec16() asks; the reference makes codes for every row.
 bool gathers_codes_once(dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; }
 
 support is_copy(gather_args const& args) {
@@ -89,12 +90,12 @@ support is_copy(gather_args const& args) {
 support takes_quantized_groups(gather_args const& args) {
   if (support const answer = is_quantizing(args); !answer) return answer;
   support const answer = can_make_groups(target_of_rows(args));
-  return answer ? takes_sixteens(args) : answer;
+  return answer ? takes_vec16(args) : answer;
 }
 
 void run_quantized_groups(gather_args const& args, stream where) {
   launcher on("gather", args, where);
-  if (launch_usual(on, args)) return;
+  if (launch_row_major(on, args)) return;
   gather_quantize_parameters const p = parameters_of(args);
   index_t const threads =
       std::clamp<index_t>(align_up(ceil_div(p.x.extent[1], gather_held), 32), 32, 1024);
@@ -106,12 +107,12 @@ support takes_quantized_rows(gather_args const& args) {
   if (support const answer = is_quantizing(args); !answer) return answer;
   if (args.quantized.kind != scale_kind::row) return support::no("a row has several scales");
   support const answer = can_make_blocks(target_of_rows(args), {gather_held});
-  return answer ? takes_sixteens(args) : answer;
+  return answer ? takes_vec16(args) : answer;
 }
 
 void run_quantized_rows(gather_args const& args, stream where) {
   launcher on("gather", args, where);
-  if (launch_usual(on, args)) return;
+  if (launch_row_major(on, args)) return;
   gather_quantize_parameters const p = parameters_of(args);
   index_t const threads = threads_of_block(p.target, {gather_held});
   on.launch(gather_rows_kernel(p.x.type, p.target.values.type),

@@ -58,12 +58,14 @@ void run_reference(grouped_gemm_args const& args, stream where) {
             parameters_of(args));
 }
 
-constexpr implementation<grouped_gemm_args> of_codes = {"wgmma", wgmma::takes, wgmma::grouped_gemm};
+constexpr implementation<grouped_gemm_args> w8a8 = {"sm90_w8a8", sm90::takes_w8a8, sm90::w8a8_gemm};
 
 constexpr implementation<grouped_gemm_args> multipliers[] = {
-    of_codes,
-    {"wgmma_decode", wgmma_decode::takes, wgmma_decode::grouped_gemm},
-    {"mma", mma::takes, mma::grouped_gemm},
+    w8a8,
+    {"sm90_bf16", sm90::takes_bf16, sm90::bf16_gemm},
+    {"sm90_w8a16", sm90_mixed::takes_w8a16, sm90_mixed::grouped_gemm},
+    {"sm90_w4a16", sm90_mixed::takes_w4a16, sm90_mixed::grouped_gemm},
+    {"sm80_mma", sm80::takes, sm80::grouped_gemm},
     {"reference", any_call<grouped_gemm_args>, run_reference},
 };
 
@@ -71,6 +73,6 @@ constexpr implementation<grouped_gemm_args> multipliers[] = {
 
 implementation_list<grouped_gemm_args> grouped_gemm_list() { return multipliers; }
 
-implementation<grouped_gemm_args> const* float8_product() { return &of_codes; }
+implementation<grouped_gemm_args> const* float8_product() { return &w8a8; }
 
 }  // namespace moe64::cuda

@@ -49,12 +49,12 @@ void run_reference(grouped_gemm_wgrad_args const& args, stream where) {
 
 void run_mma(grouped_gemm_wgrad_args const& args, stream where) {
   launcher on("grouped_gemm_wgrad", args, where);
-  if (asks_for_weights(args)) mma::launch_gradient(on, args);
+  if (asks_for_weights(args)) sm80::launch_gradient(on, args);
   launch_bias(on, args);
 }
 
 constexpr implementation<grouped_gemm_wgrad_args> gradients[] = {
-    {"mma", mma::takes_gradient, run_mma},
+    {"sm80_mma", sm80::takes_gradient, run_mma},
     {"reference", any_call<grouped_gemm_wgrad_args>, run_reference},
 };
 

@@ -30,25 +30,26 @@ void run_reference(quantize_args const& args, stream where) {
   on.launch(quantize_codes_kernel(), {on.blocks_for(tasks, 8), threads}, p);
 }
 
-support takes_sixteens(quantize_args const& args) {
-  support const x = can_take_sixteens("x", args.x);
-  return x ? can_take_sixteens("values", args.values) : x;
+support takes_vec16(quantize_args const& args) {
+  support const x = can_take_vec16("x", args.x);
+  return x ? can_take_vec16("values", args.values) : x;
 }
 
 support takes_groups(quantize_args const& args) {
   support const answer = can_make_groups(parameters_of(args).target);
-  return answer ? takes_sixteens(args) : answer;
+  return answer ? takes_vec16(args) : answer;
 }
 
 void run_groups(quantize_args const& args, stream where) {
   launcher on("quantize", args, where);
   quantize_parameters const p = parameters_of(args);
-  auto const to = usual_target_of(p.target, quantize_usual_width);
-  auto const x = usual_rows_of(p.x);
+  auto const to = row_major_target_of(p.target, quantize_row_major_width);
+  auto const x = row_major_rows_of(p.x);
   if (to && x && to->in_groups && bits(p.x.type) == 16) {
-    constexpr index_t tile = index_t{usual_threads} * quantize_usual_held;
-    on.launch(quantize_usual_kernel(p.x.type), {usual_blocks(on, *to, tile), usual_threads},
-              quantize_usual_parameters{*x, *to});
+    constexpr index_t tile = index_t{row_major_threads} * quantize_row_major_held;
+    on.launch(quantize_row_major_kernel(p.x.type),
+              {row_major_blocks(on, *to, tile), row_major_threads},
+              quantize_row_major_parameters{*x, *to});
     return;
   }
   launch_globals(on, p);
@@ -58,7 +59,7 @@ void run_groups(quantize_args const& args, stream where) {
 
 support takes_blocks(quantize_args const& args) {
   support const answer = can_make_blocks(parameters_of(args).target, {quantize_held(args.x.type)});
-  return answer ? takes_sixteens(args) : answer;
+  return answer ? takes_vec16(args) : answer;
 }
 
 void run_blocks(quantize_args const& args, stream where) {

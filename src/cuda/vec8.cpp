@@ -34,11 +34,11 @@ support can_take(index_t count, char const* argument, tensor_view const& tensor)
 
 }  // namespace
 
-support can_take_eights(char const* argument, tensor_view const& tensor) {
+support can_take_vec8(char const* argument, tensor_view const& tensor) {
   return can_take(8, argument, tensor);
 }
 
-support can_take_sixteens(char const* argument, tensor_view const& tensor) {
+support can_take_vec16(char const* argument, tensor_view const& tensor) {
   return can_take(16, argument, tensor);
 }
 

@@ -12,8 +12,8 @@ inline constexpr index_t one_task_each = index_t{1} << 20;
 /// Whether the kernels that take eight numbers at a time can take this tensor, whose last dimension
 /// is its columns: adjacent, whole eights, each aligned to its size (at most 16 bytes). `argument`
 /// names it in the reason.
-[[nodiscard]] support can_take_eights(char const* argument, tensor_view const& tensor);
+[[nodiscard]] support can_take_vec8(char const* argument, tensor_view const& tensor);
 /// The same for sixteen numbers at a time.
-[[nodiscard]] support can_take_sixteens(char const* argument, tensor_view const& tensor);
+[[nodiscard]] support can_take_vec16(char const* argument, tensor_view const& tensor);
 
 }  // namespace moe64::cuda

@@ -147,7 +147,7 @@ TEST_F(cuda_grouped_gemm, few_outputs_have_the_bits_that_they_have_among_many) {
     gemm_call const wide({dtype::bf16}, shape, {70, 1, 0, 300}, dtype::bf16, content::random,
                          {transpose, false, 0});
     grouped_gemm_args args = wide.args;
-    args.implementation = "mma";
+    args.implementation = "sm80_mma";
     grouped_gemm(args, where());
     for (index_t const outs : {16, 64}) {
       test_tensor const y(dtype::bf16, {wide.y.view().extent[0], outs});
@@ -242,7 +242,7 @@ TEST_F(cuda_grouped_gemm, low_rank_weights_may_be_f32) {
         transpose ? test::make_weights({dtype::f32}, 4, 1, 6, 96, content::random, 3)
                   : test::make_weights({dtype::f32}, 4, 2, 48, 6, content::random, 3);
     call.args.low_rank.weights = low.stack;
-    EXPECT_EQ(takers(call.args).front(), "mma");
+    EXPECT_EQ(takers(call.args).front(), "sm80_mma");
     expect_close(call);
   }
 }
@@ -365,7 +365,7 @@ class cuda_grouped_gemm_wgrad : public cuda_grouped_gemm {
     std::vector<double> const expected = call.results();
     args.implementation = {};
     std::vector<std::string> const names = takers(args);
-    EXPECT_EQ(names.front() == "mma", on_tensor_cores);
+    EXPECT_EQ(names.front() == "sm80_mma", on_tensor_cores);
     for (std::string const& name : names) {
       if (*cpu != 0 && name != "reference") continue;
       SCOPED_TRACE(name);

@@ -1,5 +1,5 @@
 // mode=auto on the card: FP8 layers whose checkpoint states dynamic activations run in w8a8, right
-// by the oracle and with the bits of mode=w8a8; what `wgmma` does not take runs in w8a16.
+// by the oracle and with the bits of mode=w8a8; what `sm90_w8a8` does not take runs in w8a16.
 #include "cases/problem_case.hpp"
 #include "cuda/hopper_product.hpp"
 #include "support/layer_fixture.hpp"
@@ -66,7 +66,7 @@ TEST_F(hopper_mode, dynamic_fp8_is_w8a8) {
   expect_auto_is("w8a8", "tokens=40 hidden=2880 inter=208 experts=3 top_k=2", reason);
 }
 
-TEST_F(hopper_mode, what_wgmma_does_not_take_is_w8a16) {
+TEST_F(hopper_mode, what_sm90_w8a8_does_not_take_is_w8a16) {
   std::string const sizes = " tokens=40 experts=5 top_k=3";
   std::string const usual = " hidden=512 inter=384" + sizes;
   expect_auto_is("w8a16", "lora=8 backward=1" + usual, "gate_up: there is a low-rank term");

@@ -21,7 +21,8 @@ inline constexpr product every_product[] = {product::w8a8, product::w8a16, produ
   return names[static_cast<int>(kind)];
 }
 [[nodiscard]] inline char const* hopper_implementation(product kind) {
-  return kind == product::w8a16 || kind == product::w4a16 ? "wgmma_decode" : "wgmma";
+  constexpr char const* names[] = {"sm90_w8a8", "sm90_w8a16", "sm90_w4a16", "sm90_bf16"};
+  return names[static_cast<int>(kind)];
 }
 [[nodiscard]] inline dtype type_of_weights(product kind) {
   return kind == product::bf16 ? dtype::bf16 : kind == product::w4a16 ? dtype::fp4 : dtype::e4m3;

@@ -188,7 +188,7 @@ void expect_moved(std::vector<index_t> const& ids, index_t top_k, index_t expert
   id_tensor.fill([&](index_t i, index_t j, index_t) {
     return static_cast<double>(ids[static_cast<std::size_t>(i * top_k + j)]);
   });
-  // Numbers that bf16 holds up to the sum of all choices.
+  // Elements that bf16 holds up to the sum of all choices.
   x.fill(
       [](index_t i, index_t j, index_t) { return static_cast<double>(j < 8 ? i % 32 : i / 32); });
   test_tensor const memory = test::make_workspace(plan_bytes(tokens, top_k, experts));

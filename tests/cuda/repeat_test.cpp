@@ -107,7 +107,7 @@ std::string const handed = " tokens=1300 hidden=1024 inter=512 experts=8 top_k=2
 std::string const broad = " tokens=1300 hidden=768 inter=512 experts=8 top_k=2";
 // And to tiles that are taken from a counter.
 std::string const counted = " tokens=600 hidden=2176 inter=2112 experts=3 top_k=1";
-// Numbers by codes: several tiles for each block of threads, whose y lies in stages of theirs.
+// Elements by codes: several tiles for each block of threads, whose y lies in stages of theirs.
 std::string const kept_few = " tokens=360 hidden=256 inter=9000 experts=8 top_k=1 act=silu";
 std::string const kept_many = " tokens=600 hidden=256 inter=9000 experts=2 top_k=1 act=silu";
 

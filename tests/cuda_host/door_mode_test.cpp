@@ -88,7 +88,7 @@ class door_mode : public on_mock {
   }
 };
 
-TEST_F(door_mode, w8a8_for_all_that_wgmma_takes) {
+TEST_F(door_mode, w8a8_for_all_that_sm90_w8a8_takes) {
   expect_w8a8(dynamic());
   expect_w8a8(dynamic(), dtype::f16);
   for (granularity const layout : {granularity::row(), granularity::tensor(),
@@ -111,7 +111,7 @@ TEST_F(door_mode, w8a8_for_all_that_wgmma_takes) {
   layer.gate_up.weights = weight_stack::single(make({}, 128, 256));
   expect_w8a8(layer);
   layer = dynamic();
-  layer.implementation = "wgmma";
+  layer.implementation = "sm90_w8a8";
   expect_w8a8(layer);
   layer = dynamic();  // gate and up row by row
   layer.gate_up.weights =
@@ -119,7 +119,7 @@ TEST_F(door_mode, w8a8_for_all_that_wgmma_takes) {
   expect_w8a8(layer);
 }
 
-TEST_F(door_mode, w8a16_for_forms_that_wgmma_refuses) {
+TEST_F(door_mode, w8a16_for_forms_that_sm90_w8a8_refuses) {
   expect_w8a16(dynamic(), "gate_up: y [1, 256] f32 cuda:5 is not of contiguous rows in 16 bits",
                dtype::f32);
   expect_w8a16(dynamic({.type = dtype::e5m2}), "gate_up: x is e4m3 and weights are e5m2");
@@ -184,13 +184,13 @@ TEST_F(door_mode, each_projection_counts) {
 }
 
 TEST_F(door_mode, an_implementation_that_is_forced_counts) {
-  for (char const* const name : {"mma", "wgmma_decode", "reference"}) {
+  for (char const* const name : {"sm80_mma", "sm90_w8a16", "reference"}) {
     layer_desc layer = dynamic();
     layer.implementation = name;
     mode_choice const choice = resolve_mode(layer, dtype::bf16, where);
     EXPECT_EQ(choice.mode, compute_mode::w8a16);
     EXPECT_EQ(choice.reason, std::string("gate_up: implementation ") + name +
-                                 " is asked for, 8-bit floats are multiplied by wgmma");
+                                 " is asked for, 8-bit floats are multiplied by sm90_w8a8");
   }
 }
 

@@ -78,14 +78,14 @@ TEST_F(door_tiles, of_an_odd_width_are_no_eights) {
   alignas(16) static std::uint16_t memory[64 * 208];
   tensor_view y = tensor_view::contiguous(memory, dtype::bf16, {64, 208}, device::cuda(5));
   cases::queue const queue(device::cuda(5), nullptr);
-  cuda::wgmma::encoder const encode(queue.get());
+  cuda::sm90::encoder const encode(queue.get());
   for (auto const& [parts, n_part] : {std::pair{1, 208}, {1, 200}, {2, 104}}) {
-    EXPECT_TRUE(cuda::wgmma::has_eights(y, n_part)) << n_part;
-    EXPECT_NO_THROW(static_cast<void>(cuda::wgmma::map_of_y(y, parts, n_part, 64, encode)));
+    EXPECT_TRUE(cuda::sm90::has_vec8(y, n_part)) << n_part;
+    EXPECT_NO_THROW(static_cast<void>(cuda::sm90::map_of_y(y, parts, n_part, 64, encode)));
   }
-  EXPECT_FALSE(cuda::wgmma::has_eights(y, 203));
+  EXPECT_FALSE(cuda::sm90::has_vec8(y, 203));
   y.stride[0] = 203;
-  EXPECT_FALSE(cuda::wgmma::has_eights(y, 200));
+  EXPECT_FALSE(cuda::sm90::has_vec8(y, 200));
 }
 
 // In a process of its own: the environment is read once.
@@ -99,7 +99,7 @@ TEST_F(door_tiles, say_what_they_go_without) {
   for (std::string const k : {"768", "1024"}) {
     EXPECT_EXIT(run("mode=w8a8 inter=203 act=silu tokens=300 hidden=" + k),
                 testing::ExitedWithCode(0),
-                "moe64,refused,grouped_gemm,cuda:5,y by the copy engine,y .* of 203 outputs");
+                "moe64,refused,grouped_gemm,cuda:5,y by TMA store,y .* of 203 outputs");
     EXPECT_EXIT(run("mode=w8a8 inter=208 act=silu tokens=300 hidden=" + k),
                 testing::ExitedWithCode(0), "^moe64,launch,grouped_gemm");
   }
@@ -152,8 +152,8 @@ TEST_F(door_tiles, of_large_experts_are_taken_from_a_counter) {
   // More than 8 MiB for an expert; and the layer lends memory however small its plan is.
   EXPECT_EQ(fills(codes + "hidden=4112 inter=1024", 369), 1);
   EXPECT_EQ(fills(codes + "hidden=4096 inter=1024", 369), 0);
-  EXPECT_EQ(fills("mode=w8a8 impl=wgmma hidden=4112 inter=1024", 369),
-            1 + fills("mode=w8a8 impl=wgmma hidden=4096 inter=1024", 369));
+  EXPECT_EQ(fills("mode=w8a8 impl=sm90_w8a8 hidden=4112 inter=1024", 369),
+            1 + fills("mode=w8a8 impl=sm90_w8a8 hidden=4096 inter=1024", 369));
 }
 
 TEST_F(door_tiles, of_a_short_k_are_broad) {

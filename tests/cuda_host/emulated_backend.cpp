@@ -12,7 +12,7 @@
 namespace moe64 {
 namespace {
 
-constexpr index_t few_slots = 128, counter_bytes = 96;
+constexpr index_t small_batch = 128, counter_bytes = 96;
 
 template <class Args>
 void run_on_cpu(Args const& args, stream where) {
@@ -51,7 +51,7 @@ constexpr implementation<grouped_gemm_args> of_codes = {"reference", takes_codes
 
 /// All calls of a layer at once are here its calls one by one: what the layer hands over is tested.
 support takes_few_slots(layer_calls const& calls) {
-  if (calls.plan.plan.slots() <= few_slots && calls.counters.bytes == counter_bytes) {
+  if (calls.plan.plan.slots() <= small_batch && calls.counters.bytes == counter_bytes) {
     return support::yes();
   }
   return support::no("there are many slots");
@@ -90,7 +90,7 @@ backend const& cuda_backend() {
       .gathers_codes_once = [](dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; },
       .layer = layers,
       .layer_counter_bytes = [](index_t slots, index_t, index_t) -> index_t {
-        return slots <= few_slots ? counter_bytes : 0;
+        return slots <= small_batch ? counter_bytes : 0;
       },
   };
   return table;

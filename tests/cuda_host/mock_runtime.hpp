@@ -48,7 +48,7 @@ enum class runtime_call {
 [[nodiscard]] std::vector<runtime_call> every_call();
 [[nodiscard]] std::string name(runtime_call call);
 
-/// Numbers of cudaError_t.
+/// Elements of cudaError_t.
 inline constexpr cuda::status invalid_value = 1, out_of_memory = 2, invalid_configuration = 9,
                               no_device = 100, invalid_device = 101, invalid_handle = 400,
                               illegal_address = 700, launch_failure = 719;

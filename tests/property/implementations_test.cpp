@@ -66,7 +66,7 @@ TEST(implementations, each_that_the_machine_has_is_drawn_often) {
   for (auto const& [name, count] : met) {
     bool const takes_a_layer = name != "avx512_vnni";  // only int8 by int8, not transposed
     // On sm_90a alone and not transposed, which a whole layer is: tests/cuda has its own of them.
-    if (name.starts_with("wgmma")) continue;
+    if (name.starts_with("sm90_")) continue;
     if (!machine_has(name)) continue;
     EXPECT_GE(count, takes_a_layer ? 5 : 2) << name;
     if (takes_a_layer) {
@@ -203,7 +203,8 @@ void expect_the_bits_of_dequantized_weights(layer_case const& c) {
   memory.desc.down.weights = dequantized(memory.desc.down.weights, c.io, owner);
   memory.desc.mode = compute_mode::native;
   // It takes codes alone; numbers have its bits by another.
-  if (c.implementation == "wgmma_decode") memory.desc.implementation = "mma";
+  bool const mixed = c.implementation == "sm90_w8a16" || c.implementation == "sm90_w4a16";
+  if (mixed) memory.desc.implementation = "sm80_mma";
   memory.poison_outputs();
   memory.run_forward();
   memory.run_backward();

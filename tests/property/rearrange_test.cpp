@@ -166,7 +166,8 @@ TEST(rearrange, strides_and_what_lies_between_do_not_matter) {
     layer_case c = with_a_named_implementation(random_layer_case(seed));
     SCOPED_TRACE(to_string(c));
     layer_result const dense = test::run(c);
-    bool const whole_vectors = c.implementation == "mma" || c.implementation.starts_with("wgmma");
+    bool const whole_vectors =
+        c.implementation == "sm80_mma" || c.implementation.starts_with("sm90_");
     for (index_t const padding :
          whole_vectors ? std::vector<index_t>{32, 96} : std::vector<index_t>{2, 10}) {
       for (index_t const step :
@@ -189,8 +190,8 @@ TEST(rearrange, storage_of_the_stacks_does_not_matter) {
       for (bool const in_first : {false, true}) {
         c.in_first = in_first && bits(value_type(c.weight)) > 4;
         bool const scattered = c.in_first && c.storage == test::gate_up_storage::interleaved;
-        if (scattered && c.implementation == "mma") continue;
-        if (c.in_first && c.implementation.starts_with("wgmma")) continue;
+        if (scattered && c.implementation == "sm80_mma") continue;
+        if (c.in_first && c.implementation.starts_with("sm90_")) continue;
         EXPECT_EQ(test::run(c).difference(first), "") << storage << in_first;
       }
     }

@@ -12,10 +12,10 @@
 namespace moe64::cuda::four_bits {
 namespace {
 
-/// Numbers along k that a run of scales serves, and how many are multiplied in a step.
+/// Elements along k that a run of scales serves, and how many are multiplied in a step.
 constexpr index_t run = 128, step = 16;
 
-/// Numbers of a run that share a scale.
+/// Elements of a run that share a scale.
 index_t share(quantized_view const& q) {
   index_t const per = q.layout().cols_per_scale(q.cols());
   return per >= q.cols() ? run : std::min(per, run);

@@ -12,7 +12,7 @@ namespace moe64::cuda::four_bits {
 /// Scales of rows, or of groups of 16, 32, 64 or whole 128s along k.
 [[nodiscard]] support takes_scales(quantized_view const& q);
 [[nodiscard]] group_scales scales_of(quantized_view const& q);
-/// grouped_gemm_decode_parameters::four_bits
+/// sm90_mixed_parameters::four_bits
 void describe(dtype type, std::uint32_t (&table)[4]);
 
 }  // namespace moe64::cuda::four_bits

@@ -10,7 +10,7 @@
 #include <limits>
 #include <optional>
 
-namespace moe64::cuda::mma {
+namespace moe64::cuda::sm80 {
 namespace {
 
 bool on_16_bytes(void const* data, index_t stride_bytes) {
@@ -154,8 +154,8 @@ support takes_low_rank(grouped_gemm_args const& args) {
   return support::yes();
 }
 
-mma_low_rank low_rank_of(grouped_gemm_args const& args) {
-  mma_low_rank result = {};
+low_rank_operands low_rank_of(grouped_gemm_args const& args) {
+  low_rank_operands result = {};
   low_rank_term const& low = args.low_rank;
   if (!low.u.present() || low.u.extent[1] == 0) return result;
   result.u = static_cast<std::uint16_t const*>(low.u.data);
@@ -233,4 +233,4 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
             parameters(args));
 }
 
-}  // namespace moe64::cuda::mma
+}  // namespace moe64::cuda::sm80

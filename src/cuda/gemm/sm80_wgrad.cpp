@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-namespace moe64::cuda::mma {
+namespace moe64::cuda::sm80 {
 
 support takes_gradient(grouped_gemm_wgrad_args const& args) {
   if (!args.x.present()) return support::yes();  // only the bias is asked for
@@ -32,4 +32,4 @@ void launch_gradient(launcher& on, grouped_gemm_wgrad_args const& args) {
             parameters_of(args));
 }
 
-}  // namespace moe64::cuda::mma
+}  // namespace moe64::cuda::sm80

@@ -9,7 +9,7 @@ struct kernel {
   char const* name;
   void (*function)(Parameters);
   /// Its blocks may begin before the kernel that was queued last has ended: they call
-  /// await_earlier() (kernels/early.cuh) before they read what others wrote, and before they write.
+  /// pdl_wait() (kernels/early.cuh) before they read what others wrote, and before they write.
   bool early = false;
 };
 

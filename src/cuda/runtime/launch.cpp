@@ -14,7 +14,7 @@ launcher::launcher(char const* operation, stream where)
 
 launcher::~launcher() { the_runtime().pop_range(); }
 
-bool launcher::can_begin_early() const {
+bool launcher::can_use_pdl() const {
   int major = 0, minor = 0;
   check(the_runtime().capability(where_.device.ordinal, &major, &minor), operation_, where_.device);
   return major >= 9;
@@ -28,7 +28,7 @@ void launcher::launch(any_kernel const& what, grid const& shape, void const* par
                                 .shared_bytes = narrow<unsigned>(shape.shared_bytes),
                                 .stream = where_.handle,
                                 .parameters = parameters,
-                                .early = what.early && can_begin_early()};
+                                .early = what.early && can_use_pdl()};
   check(the_runtime().launch(config), operation_, where_.device);
   if (verbose_level() >= 2) {
     print_launched(operation_, where_.device, what.name, shape.blocks, shape.threads,

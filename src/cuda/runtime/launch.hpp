@@ -62,7 +62,7 @@ class launcher {
   launcher(char const* operation, stream where);
   void launch(any_kernel const& what, grid const& shape, void const* parameters);
   /// Whether kernels of the device can begin before the last one has ended.
-  [[nodiscard]] bool can_begin_early() const;
+  [[nodiscard]] bool can_use_pdl() const;
 
   char const* operation_;
   stream where_;

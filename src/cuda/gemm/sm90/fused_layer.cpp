@@ -22,25 +22,25 @@ constexpr index_t most_tokens = most_layer_rows;
 constexpr index_t most_width = index_t{1} << 16;
 
 layer_counters counters_of(index_t slots, index_t hidden, index_t inter) {
-  return {narrow<int>(slots), narrow<int>(ceil_div(inter, usual_group)),
+  return {narrow<int>(slots), narrow<int>(ceil_div(inter, row_major_group)),
           narrow<int>(ceil_div(hidden, 128))};
 }
 
 /// What the kernels ask of the operands, once they are what is usual.
-struct usual_calls {
-  std::optional<usual_target> rows, inner;
-  std::optional<usual_rows> x, gate, up;
+struct row_major_calls {
+  std::optional<row_major_target> rows, inner;
+  std::optional<row_major_rows> x, gate, up;
 
-  explicit usual_calls(layer_calls const& calls)
-      : rows(usual_target_of(
+  explicit row_major_calls(layer_calls const& calls)
+      : rows(row_major_target_of(
             target_of({calls.gather.rows, calls.gather.row_scales, calls.gather.quantized}),
-            quantize_usual_width)),
-        inner(usual_target_of(
+            quantize_row_major_width)),
+        inner(row_major_target_of(
             target_of({calls.activate.out, calls.activate.scales, calls.activate.quantized}),
-            activate_usual_width)),
-        x(usual_rows_of(calls.gather.x)),
-        gate(usual_rows_of(calls.activate.gate)),
-        up(calls.activate.up.present() ? usual_rows_of(calls.activate.up) : usual_rows{}) {}
+            activate_row_major_width)),
+        x(row_major_rows_of(calls.gather.x)),
+        gate(row_major_rows_of(calls.activate.gate)),
+        up(calls.activate.up.present() ? row_major_rows_of(calls.activate.up) : row_major_rows{}) {}
 
   [[nodiscard]] bool all() const {
     return rows && inner && x && gate && up && rows->in_groups && inner->in_groups;
@@ -49,9 +49,9 @@ struct usual_calls {
 
 support has_few_slots(plan_args const& args) {
   routing_plan const& plan = args.plan;
-  if (plan.tokens > most_tokens || plan.slots() > few_slots) {
+  if (plan.tokens > most_tokens || plan.slots() > small_batch) {
     return support::no(fmt::format("{} tokens and {} slots: it takes at most {} and {}",
-                                   plan.tokens, plan.slots(), most_tokens, few_slots));
+                                   plan.tokens, plan.slots(), most_tokens, small_batch));
   }
   if (plan.slots() == 0) return support::no("there are no slots");
   return fits_one_launch(args);
@@ -66,16 +66,16 @@ support takes_layer(layer_calls const& calls) {
        {std::pair{"x", calls.gather.x}, std::pair{"y", calls.combine.y},
         std::pair{"gate", calls.activate.gate}, std::pair{"up", calls.activate.up}}) {
     if (!tensor.present()) continue;
-    if (support const answer = can_take_sixteens(label, tensor); !answer) return answer;
+    if (support const answer = can_take_vec16(label, tensor); !answer) return answer;
   }
-  if (!usual_calls(calls).all()) {
+  if (!row_major_calls(calls).all()) {
     return support::no("activations are not quantised to e4m3 in groups of 128");
   }
   if (has_places(calls.gate_up.weights) || has_places(calls.down.weights)) {
     return support::no("weights have a table of places");
   }
-  if (support const gate_up = wgmma::takes(calls.gate_up); !gate_up) return gate_up;
-  return wgmma::takes(calls.down);
+  if (support const gate_up = sm90::takes_w8a8(calls.gate_up); !gate_up) return gate_up;
+  return sm90::takes_w8a8(calls.down);
 }
 
 void run_layer(layer_calls const& calls, stream where) {
@@ -84,7 +84,7 @@ void run_layer(layer_calls const& calls, stream where) {
   on.check_operands(calls.gate_up);
   on.check_operands(calls.down);
   on.check_operands(calls.combine);
-  usual_calls const usual(calls);
+  row_major_calls const usual(calls);
   routing_plan const& plan = calls.plan.plan;
   layer_counters const at =
       counters_of(plan.slots(), calls.gather.x.extent[1], calls.activate.gate.extent[1]);
@@ -102,11 +102,11 @@ void run_layer(layer_calls const& calls, stream where) {
   on.launch(plan_gather_kernel(calls.gather.x.type),
             {ceil_div(items, plan_gather_threads) + 2, plan_gather_threads}, first);
   layer_rows const rows = plan.tokens <= 8 ? layer_rows::eight : layer_rows::sixteen;
-  layer_wgmma_shape const shape = layer_wgmma_shape_of(rows);
-  on.launch(layer_wgmma_kernel(rows, calls.gather.x.type),
+  fused_layer_config const shape = sm90_fused_layer_config(rows);
+  on.launch(sm90_fused_layer_kernel(rows, calls.gather.x.type),
             {on.multiprocessors(), shape.threads, shape.shared_bytes},
-            {.product = {wgmma::parameters(calls.gate_up, where, 128),
-                         wgmma::parameters(calls.down, where, 128)},
+            {.product = {sm90::parameters(calls.gate_up, where, 128),
+                         sm90::parameters(calls.down, where, 128)},
              .activate = {calls.activate.activation, *usual.gate, *usual.up, *usual.inner},
              .plan = first.plan,
              .rows = calls.combine.rows.values(),
@@ -116,14 +116,14 @@ void run_layer(layer_calls const& calls, stream where) {
              .counters = counters});
 }
 
-constexpr implementation<layer_calls> layers[] = {{"wgmma_few", takes_layer, run_layer}};
+constexpr implementation<layer_calls> layers[] = {{"sm90_fused_layer", takes_layer, run_layer}};
 
 }  // namespace
 
 implementation_list<layer_calls> layer_list() { return layers; }
 
 index_t layer_counter_bytes(index_t slots, index_t hidden, index_t inter) {
-  if (slots > few_slots || hidden > most_width || inter > most_width) return 0;
+  if (slots > small_batch || hidden > most_width || inter > most_width) return 0;
   return counters_of(slots, hidden, inter).words() * index_t{sizeof(std::uint32_t)};
 }
 

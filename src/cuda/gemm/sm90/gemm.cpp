@@ -2,6 +2,7 @@
 
 #include "core/verbose.hpp"
 #include "cuda/gemm/parameters.hpp"
+#include "cuda/gemm/sm90/heuristics.hpp"
 #include "cuda/gemm/sm90/operands.hpp"
 #include "cuda/kernels/gemm/sm90/gemm.hpp"
 #include "cuda/places.hpp"
@@ -11,22 +12,13 @@
 
 #include <algorithm>
 
-namespace moe64::cuda::wgmma {
+namespace moe64::cuda::sm90 {
 namespace {
 
 /// Codes along k whose products are added before they are scaled.
 constexpr index_t block = 128;
 /// Of an operand in shared memory.
 constexpr int row_bytes = 128;
-
-support takes_types(grouped_gemm_args const& args) {
-  dtype const x = args.x.type(), weights = args.weights.type();
-  bool const numbers = x == weights && (x == dtype::bf16 || x == dtype::f16);
-  bool const codes = x == dtype::e4m3 && weights == dtype::e4m3;
-  if (numbers || codes) return support::yes();
-  return support::no(fmt::format("x is {} and weights are {}, not both e4m3, bf16 or f16", name(x),
-                                 name(weights)));
-}
 
 support takes_scales(quantized_view const& x, quantized_view const& weights) {
   if (support const type = takes_scale_type(x); !type) return type;
@@ -40,7 +32,7 @@ support takes_scales(quantized_view const& x, quantized_view const& weights) {
 
 /// How many f32 scales of a row of x, which has `count`, can be copied together: they lie side by
 /// side, at a multiple of what they take.
-int at_once(wgmma_scales const& x, index_t count) {
+int at_once(block_scales const& x, index_t count) {
   if (x.type != dtype::f32 || x.k != 1 || x.k_blocks != 1) return 1;
   auto const address = reinterpret_cast<std::uintptr_t>(x.data);
   for (int together : {4, 2}) {
@@ -51,31 +43,17 @@ int at_once(wgmma_scales const& x, index_t count) {
   return 1;
 }
 
-/// Of large tiles, those of three groups (`more`) where they are faster (docs/hopper.md): where an
-/// expert's rows fill them better than tiles of 256, and else along a short k through small
-/// experts. Where most of them are whole, the copy engine writes y (`whole`). Below eight blocks
-/// along k the beginnings and ends of tiles cost more than that, and those of 192 outputs (`broad`)
-/// have fewer of them; below five they cost more than two groups' tiles of 256 rows.
-wgmma_size size_for(grouped_gemm_args const& args, index_t each) {
-  wgmma_size const size = size_of(each);
-  index_t const k = args.weights.cols(), n = args.weights.parts() * args.weights.part_rows();
-  if (size != wgmma_size::many || args.x.type() != dtype::e4m3) return size;
-  if (k < 8 * block) return k > 4 * block && each > 176 ? wgmma_size::broad : size;
-  if (each <= 160) return wgmma_size::more;
-  bool const small_experts = k <= 16 * block && n <= 32 * block;
-  bool const fits = each > 272 && each <= 368;
-  return fits || (each > 368 && small_experts) ? wgmma_size::whole : size;
-}
+static_assert(work_counter_words * sizeof(std::uint32_t) <= grouped_gemm_scratch_bytes);
 
-static_assert(wgmma_tickets * sizeof(std::uint32_t) <= grouped_gemm_scratch_bytes);
-
-/// Whether tickets for the tiles pay (docs/hopper.md): an expert's weights are too large for the
-/// cache to keep them until its other rows come, and it has some.
-bool tickets_pay(grouped_gemm_args const& args, wgmma_size size, index_t each, index_t tiles) {
+/// Whether work_counter for the tiles pay (docs/hopper.md): an expert's weights are too large for
+/// the cache to keep them until its other rows come, and it has some.
+bool dynamic_schedule_pays(grouped_gemm_args const& args, tile_shape tile, index_t each,
+                           index_t tiles) {
   weight_stack const& w = args.weights;
   index_t const bytes = w.parts() * w.part_rows() * w.cols() * (w.type() == dtype::e4m3 ? 1 : 2);
-  constexpr index_t most_tiles = index_t{1} << 31;  // tickets are 32 bits
-  return size == wgmma_size::many && each > 160 && bytes > index_t{8} << 20 && tiles < most_tiles;
+  constexpr index_t most_tiles = index_t{1} << 31;  // work_counter are 32 bits
+  return tile == tile_shape::m256n128 && each > 160 && bytes > index_t{8} << 20 &&
+         tiles < most_tiles;
 }
 
 /// The same bits, later.
@@ -85,9 +63,8 @@ void say_without(char const* what, stream where, std::string const& reason) {
 
 }  // namespace
 
-grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where,
-                                         int weight_rows) {
-  grouped_gemm_wgmma_parameters p = {};
+sm90_gemm_parameters parameters(grouped_gemm_args const& args, stream where, int weight_rows) {
+  sm90_gemm_parameters p = {};
   encoder const encode(where);
   tensor_view const& x = args.x.values();
   int const size = x.type == dtype::e4m3 ? 1 : 2;
@@ -116,8 +93,8 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
                               .stride_bytes = {w.stride[1] * size, w.stride[0] * size},
                               .box = {row_bytes / size, weight_rows, 1}});
     if (!q.is_plain()) (one_per_row(q) ? p.row_scales : p.weight_scales)[part] = scales_of(q);
-    p.at[part] = places_of(q);
-    p.marks_lost = p.marks_lost || (q.is_plain() && q.places().present());
+    p.expert_place[part] = places_of(q);
+    p.poison_invalid = p.poison_invalid || (q.is_plain() && q.places().present());
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
   p.expert_begin = args.expert_begin;
@@ -125,12 +102,13 @@ grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream w
   p.k = args.weights.cols();
   p.operands_ready = args.operands_ready;
   p.y = args.y;
-  p.y_vectors = has_eights(args.y, p.n_part);
+  p.y_vectors = has_vec8(args.y, p.n_part);
   return p;
 }
 
-support takes(grouped_gemm_args const& args) {
-  if (support const types = takes_types(args); !types) return types;
+namespace {
+
+support takes_alike(grouped_gemm_args const& args) {
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
     if (q.is_plain()) continue;
@@ -141,38 +119,64 @@ support takes(grouped_gemm_args const& args) {
   return takes_call(args);
 }
 
-void grouped_gemm(grouped_gemm_args const& args, stream where) {
+support no_types(grouped_gemm_args const& args, char const* wanted) {
+  return support::no(fmt::format("x is {} and weights are {}, not both {}", name(args.x.type()),
+                                 name(args.weights.type()), wanted));
+}
+
+void run(grouped_gemm_args const& args, stream where, std::span<tile_rule const> rules) {
   launcher on("grouped_gemm", args, where);
   index_t const each = rows_each(args);
-  wgmma_size const size = size_for(args, each);
-  auto const [run, shape] = grouped_gemm_wgmma_choice(size, args.x.type());
-  bool const broad = size == wgmma_size::broad;
-  grouped_gemm_wgmma_parameters p = parameters(args, where, broad ? 96 : 128);
-  p.once = each <= shape.most_rows;
-  if (broad || size == wgmma_size::whole) {
+  tile_shape const tile =
+      choose_tile(rules,
+                  {each, args.weights.cols(), args.weights.parts() * args.weights.part_rows()},
+                  where.device)
+          .tile;
+  auto const [run, config] = sm90_gemm_kernel(tile, args.x.type());
+  bool const halves_weights = tile == tile_shape::m128n192;
+  sm90_gemm_parameters p = parameters(args, where, halves_weights ? 96 : 128);
+  p.evict_first = each <= config.most_rows;
+  if (halves_weights || tile == tile_shape::m192n128_tma_store) {
     if (p.y_vectors) {
       p.y_map = map_of_y(args.y, p.parts, p.n_part, 64, encoder(where));
     } else {
-      say_without("y by the copy engine", where,
+      say_without("y by TMA store", where,
                   fmt::format("y {} of {} outputs a part is not made of 8 at multiples of 16 bytes",
                               to_string(args.y), p.n_part));
     }
   }
   index_t const tiles =
-      checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), args.weights.experts()),
-                  p.parts * ceil_div(p.n_part, shape.outs));
-  index_t const clusters = std::min(tiles, on.multiprocessors() / shape.cluster);
-  if (tickets_pay(args, size, each, tiles) && clusters <= wgmma_pairs) {
+      checked_mul(checked_add(ceil_div(args.x.rows(), config.rows), args.weights.experts()),
+                  p.parts * ceil_div(p.n_part, config.outs));
+  index_t const clusters = std::min(tiles, on.multiprocessors() / config.cluster);
+  if (dynamic_schedule_pays(args, tile, each, tiles) && clusters <= most_clusters) {
     if (args.scratch.bytes >= grouped_gemm_scratch_bytes) {
-      p.tickets = static_cast<std::uint32_t*>(args.scratch.data);
-      on.fill(p.tickets, 0, wgmma_tickets * sizeof(std::uint32_t));
+      p.work_counter = static_cast<std::uint32_t*>(args.scratch.data);
+      on.fill(p.work_counter, 0, work_counter_words * sizeof(std::uint32_t));
     } else {
-      say_without("tiles from a counter", where,
+      say_without("tiles from a work counter", where,
                   fmt::format("scratch has {} bytes, fewer than {}", args.scratch.bytes,
                               grouped_gemm_scratch_bytes));
     }
   }
-  on.launch(run, {clusters * shape.cluster, shape.threads, shape.shared_bytes}, p);
+  on.launch(run, {clusters * config.cluster, config.threads, config.shared_bytes}, p);
 }
 
-}  // namespace moe64::cuda::wgmma
+}  // namespace
+
+support takes_w8a8(grouped_gemm_args const& args) {
+  bool const types = args.x.type() == dtype::e4m3 && args.weights.type() == dtype::e4m3;
+  return types ? takes_alike(args) : no_types(args, "e4m3");
+}
+
+support takes_bf16(grouped_gemm_args const& args) {
+  dtype const x = args.x.type();
+  bool const types = x == args.weights.type() && (x == dtype::bf16 || x == dtype::f16);
+  return types ? takes_alike(args) : no_types(args, "bf16 or f16");
+}
+
+void w8a8_gemm(grouped_gemm_args const& args, stream where) { run(args, where, w8a8_tiles()); }
+
+void bf16_gemm(grouped_gemm_args const& args, stream where) { run(args, where, bf16_tiles()); }
+
+}  // namespace moe64::cuda::sm90

@@ -4,13 +4,18 @@
 #include "moe64/error.hpp"
 #include "moe64/ops.hpp"
 
-/// grouped_gemm on the tensor cores and the copy engine of sm_90a.
-namespace moe64::cuda::wgmma {
+/// grouped_gemm of operands of one type by WGMMA and TMA of sm_90a.
+namespace moe64::cuda::sm90 {
 
-[[nodiscard]] support takes(grouped_gemm_args const& args);
-void grouped_gemm(grouped_gemm_args const& args, stream where);
-/// Of a call that it takes; weights come in boxes of `weight_rows`.
-[[nodiscard]] grouped_gemm_wgmma_parameters parameters(grouped_gemm_args const& args, stream where,
-                                                       int weight_rows);
+/// e4m3 by e4m3, each product of 128 along k promoted to f32 and scaled.
+[[nodiscard]] support takes_w8a8(grouped_gemm_args const& args);
+void w8a8_gemm(grouped_gemm_args const& args, stream where);
+/// bf16 by bf16, f16 by f16.
+[[nodiscard]] support takes_bf16(grouped_gemm_args const& args);
+void bf16_gemm(grouped_gemm_args const& args, stream where);
 
-}  // namespace moe64::cuda::wgmma
+/// Of a call that one of them takes; weights come in TMA boxes of `weight_rows`.
+[[nodiscard]] sm90_gemm_parameters parameters(grouped_gemm_args const& args, stream where,
+                                              int weight_rows);
+
+}  // namespace moe64::cuda::sm90

@@ -2,6 +2,7 @@
 
 #include "cuda/gemm/four_bit_operands.hpp"
 #include "cuda/gemm/sm80_gemm.hpp"
+#include "cuda/gemm/sm90/heuristics.hpp"
 #include "cuda/gemm/sm90/operands.hpp"
 #include "cuda/kernels/gemm/sm90/mixed/gemm.hpp"
 #include "cuda/places.hpp"
@@ -12,37 +13,27 @@
 #include <algorithm>
 #include <utility>
 
-namespace moe64::cuda::wgmma_decode {
+namespace moe64::cuda::sm90_mixed {
 namespace {
 
-using wgmma::encoder;
+using sm90::encoder;
+using sm90::tile_rule;
 
-support takes_types(grouped_gemm_args const& args) {
-  dtype const x = args.x.type(), weights = args.weights.type();
-  bool const codes = weights == dtype::e4m3 || four_bits::has(weights);
-  if ((x != dtype::bf16 && x != dtype::f16) || !codes) {
-    return support::no(
-        fmt::format("x is {} and weights are {}, not bf16 or f16 and e4m3, int4 or "
-                    "fp4",
-                    name(x), name(weights)));
-  }
-  if (args.transpose && four_bits::has(weights)) {
-    return support::no(fmt::format("weights are {} and transposed", name(weights)));
-  }
-  return support::yes();
+support no_types(grouped_gemm_args const& args, char const* wanted) {
+  return support::no(fmt::format("x is {} and weights are {}, not bf16 or f16 and {}",
+                                 name(args.x.type()), name(args.weights.type()), wanted));
+}
+bool has_16_bit_x(grouped_gemm_args const& args) {
+  return args.x.type() == dtype::bf16 || args.x.type() == dtype::f16;
 }
 
-decode_weights weights_of(grouped_gemm_args const& args) {
-  if (four_bits::has(args.weights.type())) return decode_weights::four_bits;
-  return args.transpose ? decode_weights::eight_bits_transposed : decode_weights::eight_bits;
+mixed_weights weights_of(grouped_gemm_args const& args) {
+  if (four_bits::has(args.weights.type())) return mixed_weights::four_bits;
+  return args.transpose ? mixed_weights::eight_bits_transposed : mixed_weights::eight_bits;
 }
 
-/// Up to 128 rows for each expert large tiles had better have fewer rows and more stages
-/// (docs/hopper.md).
-wgmma_size size_for(decode_weights weights, index_t each) {
-  wgmma_size const size = wgmma::size_of(each);
-  bool const more = weights == decode_weights::eight_bits && each <= 128;
-  return size == wgmma_size::many && more ? wgmma_size::more : size;
+std::span<tile_rule const> tiles_for(mixed_weights weights) {
+  return weights == mixed_weights::eight_bits ? sm90::w8a16_tiles() : sm90::small_and_large_tiles();
 }
 
 /// Rows [capacity, parts * cols] of numbers as (k, part, row): behind the end of a part are zeros.
@@ -62,15 +53,15 @@ void describe_rows(tensor_view const& rows, int parts, encoder const& encode,
   }
 }
 
-void describe_y(tensor_view const& y, encoder const& encode, grouped_gemm_decode_parameters& p) {
+void describe_y(tensor_view const& y, encoder const& encode, sm90_mixed_parameters& p) {
   p.y = y;
-  p.y_vectors = wgmma::has_eights(y, p.n_part);
+  p.y_vectors = sm90::has_vec8(y, p.n_part);
   if (!p.y_vectors) return;
-  std::transform(std::begin(decode_box_rows), std::end(decode_box_rows), p.y_map,
-                 [&](int rows) { return wgmma::map_of_y(y, p.n_parts, p.n_part, rows, encode); });
+  std::transform(std::begin(mixed_store_box_rows), std::end(mixed_store_box_rows), p.y_map,
+                 [&](int rows) { return sm90::map_of_y(y, p.n_parts, p.n_part, rows, encode); });
 }
 
-tensor_map describe_codes(tensor_view const& w, bool transpose, decode_shape const& shape,
+tensor_map describe_codes(tensor_view const& w, bool transpose, mixed_config const& shape,
                           encoder const& encode) {
   int const outs = static_cast<int>(shape.tile.outs);  // narrow-ok: 128
   index_t const width = bits(w.type);
@@ -91,8 +82,8 @@ tensor_map describe_codes(tensor_view const& w, bool transpose, decode_shape con
 }
 
 /// By n and k, which with transposed weights are their columns and rows.
-wgmma_scales scales_by_use(quantized_view const& q, bool transpose) {
-  wgmma_scales scales = wgmma::scales_of(q);
+block_scales scales_by_use(quantized_view const& q, bool transpose) {
+  block_scales scales = sm90::scales_of(q);
   if (transpose) {
     std::swap(scales.n, scales.k);
     std::swap(scales.n_blocks, scales.k_blocks);
@@ -100,9 +91,9 @@ wgmma_scales scales_by_use(quantized_view const& q, bool transpose) {
   return scales;
 }
 
-grouped_gemm_decode_parameters parameters(grouped_gemm_args const& args, decode_shape const& shape,
-                                          stream where) {
-  grouped_gemm_decode_parameters p = {};
+sm90_mixed_parameters parameters(grouped_gemm_args const& args, mixed_config const& shape,
+                                 stream where) {
+  sm90_mixed_parameters p = {};
   encoder const encode(where);
   bool const t = args.transpose;
   weight_stack const& stack = args.weights;
@@ -115,17 +106,17 @@ grouped_gemm_decode_parameters parameters(grouped_gemm_args const& args, decode_
   for (int part = 0; part < stack.parts(); ++part) {
     quantized_view const& q = stack.part(part);
     p.weights[part] = describe_codes(q.values(), t, shape, encode);
-    p.at[part] = places_of(q);
+    p.expert_place[part] = places_of(q);
     if (four_bits::has(q.type())) {
       p.groups[part] = four_bits::scales_of(q);
     } else {
       p.scales[part] = scales_by_use(q, t);
-      p.row_scales = wgmma::one_per_row(q);
+      p.row_scales = sm90::one_per_row(q);
     }
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
   if (four_bits::has(stack.type())) four_bits::describe(stack.type(), p.four_bits);
-  p.low_rank = mma::low_rank_of(args);
+  p.low_rank = sm80::low_rank_of(args);
   if (p.low_rank.rank > 0) describe_rows(args.low_rank.u, 1, encode, p.u);
   describe_y(args.y, encode, p);
   return p;
@@ -145,45 +136,61 @@ support takes_depth(grouped_gemm_args const& args) {
 support takes_low_rank(grouped_gemm_args const& args) {
   tensor_view const& u = args.low_rank.u;
   if (!u.present() || u.extent[1] == 0) return support::yes();
-  if (support const types = mma::takes_low_rank(args); !types) return types;
+  if (support const types = sm80::takes_low_rank(args); !types) return types;
   constexpr index_t most_rank = 4096;
   if (u.extent[1] > most_rank) {
     return support::no(fmt::format("the rank is {}, more than {}", u.extent[1], most_rank));
   }
-  return mma::takes_rows("low_rank.u", u);
+  return sm80::takes_rows("low_rank.u", u);
 }
 
-}  // namespace
-
-support takes(grouped_gemm_args const& args) {
-  if (support const types = takes_types(args); !types) return types;
+support takes_alike(grouped_gemm_args const& args) {
   if (support const depth = takes_depth(args); !depth) return depth;
   if (support const low_rank = takes_low_rank(args); !low_rank) return low_rank;
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
     if (q.is_plain()) return support::no("weights have no scales");
     bool const groups = four_bits::has(q.type());
-    support const scales = groups ? four_bits::takes_scales(q) : wgmma::takes_weight_scales(q);
+    support const scales = groups ? four_bits::takes_scales(q) : sm90::takes_weight_scales(q);
     if (!scales) return scales;
   }
-  return wgmma::takes_call(args);
+  return sm90::takes_call(args);
+}
+
+}  // namespace
+
+support takes_w8a16(grouped_gemm_args const& args) {
+  bool const types = has_16_bit_x(args) && args.weights.type() == dtype::e4m3;
+  return types ? takes_alike(args) : no_types(args, "e4m3");
+}
+
+support takes_w4a16(grouped_gemm_args const& args) {
+  if (!has_16_bit_x(args) || !four_bits::has(args.weights.type())) {
+    return no_types(args, "int4 or fp4");
+  }
+  if (args.transpose) {
+    return support::no(fmt::format("weights are {} and transposed", name(args.weights.type())));
+  }
+  return takes_alike(args);
 }
 
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const experts = args.weights.experts();
-  index_t const each = wgmma::rows_each(args);
-  decode_weights const weights = weights_of(args);
-  wgmma_size const size = size_for(weights, each);
-  decode_shape const shape = grouped_gemm_decode_shape(size, weights);
-  wgmma_shape const& tile = shape.tile;
-  grouped_gemm_decode_parameters p = parameters(args, shape, where);
-  p.once = each <= tile.most_rows;
+  index_t const each = sm90::rows_each(args);
+  mixed_weights const weights = weights_of(args);
+  index_t const n = args.y.extent[1], k = args.x.cols();
+  tile_shape const shape = sm90::choose_tile(tiles_for(weights), {each, k, n}, where.device).tile;
+  mixed_config const config = sm90_mixed_config(shape, weights);
+  gemm_config const& tile = config.tile;
+  sm90_mixed_parameters p = parameters(args, config, where);
+  p.evict_first = each <= tile.most_rows;
   index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), tile.rows), experts),
                                     p.n_parts * ceil_div(p.n_part, tile.outs * tile.cluster));
-  index_t const clusters = std::min(tiles, on.multiprocessors() * shape.blocks_each / tile.cluster);
-  on.launch(grouped_gemm_decode_kernel(size, args.x.type(), weights),
+  index_t const clusters =
+      std::min(tiles, on.multiprocessors() * config.blocks_each / tile.cluster);
+  on.launch(sm90_mixed_kernel(shape, args.x.type(), weights),
             {clusters * tile.cluster, tile.threads, tile.shared_bytes}, p);
 }
 
-}  // namespace moe64::cuda::wgmma_decode
+}  // namespace moe64::cuda::sm90_mixed

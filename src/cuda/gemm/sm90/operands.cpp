@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace moe64::cuda::wgmma {
+namespace moe64::cuda::sm90 {
 namespace {
 
 constexpr index_t block = 128;
@@ -83,10 +83,6 @@ index_t rows_each(grouped_gemm_args const& args) {
   return ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
 }
 
-wgmma_size size_of(index_t each) {
-  return each <= 16 ? wgmma_size::few : each <= 48 ? wgmma_size::some : wgmma_size::many;
-}
-
 bool whole_blocks(index_t per, index_t extent) { return per % block == 0 || per >= extent; }
 
 bool one_per_row(quantized_view const& q) {
@@ -111,7 +107,7 @@ support takes_weight_scales(quantized_view const& weights) {
                                  to_string(weights.layout()), block));
 }
 
-wgmma_scales scales_of(quantized_view const& q) {
+block_scales scales_of(quantized_view const& q) {
   tensor_view const& scales = q.scales();
   bool const one_along_k = q.layout().cols_per_scale(q.cols()) >= q.cols();
   return {.data = scales.data,
@@ -123,7 +119,7 @@ wgmma_scales scales_of(quantized_view const& q) {
           .k_blocks = one_along_k ? 1 : blocks_in(q.layout().cols_per_scale(q.cols()), q.cols())};
 }
 
-bool has_eights(tensor_view const& y, index_t n_part) {
+bool has_vec8(tensor_view const& y, index_t n_part) {
   return reinterpret_cast<std::uintptr_t>(y.data) % 16 == 0 && y.stride[0] % 8 == 0 &&
          n_part % 8 == 0;
 }
@@ -152,4 +148,4 @@ tensor_map map_of_y(tensor_view const& y, int parts, index_t n_part, int rows,
                  .box = {64, 1, rows}});
 }
 
-}  // namespace moe64::cuda::wgmma
+}  // namespace moe64::cuda::sm90

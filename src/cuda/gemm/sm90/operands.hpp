@@ -5,15 +5,13 @@
 #include "moe64/ops.hpp"
 
 /// What the implementations of grouped_gemm for sm_90a ask of their operands alike.
-namespace moe64::cuda::wgmma {
+namespace moe64::cuda::sm90 {
 
 /// All but types, scales, transposition and a low-rank term: something to multiply, rows that the
 /// copy engine can address, a result in 16 bits, and a Hopper.
 [[nodiscard]] support takes_call(grouped_gemm_args const& args);
 /// Rows of x for each expert on average, rounded up.
 [[nodiscard]] index_t rows_each(grouped_gemm_args const& args);
-/// For so many rows each: few, some or many; whatever it says, the bits are the same.
-[[nodiscard]] wgmma_size size_of(index_t each);
 /// Whether `per` numbers that share a scale are whole blocks of 128 of an extent.
 [[nodiscard]] bool whole_blocks(index_t per, index_t extent);
 [[nodiscard]] bool one_per_row(quantized_view const& q);
@@ -21,12 +19,12 @@ namespace moe64::cuda::wgmma {
 [[nodiscard]] support takes_scale_type(quantized_view const& q);
 /// The same, for rows or whole blocks of 128.
 [[nodiscard]] support takes_weight_scales(quantized_view const& weights);
-[[nodiscard]] wgmma_scales scales_of(quantized_view const& q);
+[[nodiscard]] block_scales scales_of(quantized_view const& q);
 
 /// Whether y [capacity, parts * n_part] in 16 bits is made of 8 outputs of a row at multiples of 16
 /// bytes. (A box of the copy engine across a width that is no multiple of 8 was seen to change what
 /// lies behind it.)
-[[nodiscard]] bool has_eights(tensor_view const& y, index_t n_part);
+[[nodiscard]] bool has_vec8(tensor_view const& y, index_t n_part);
 
 /// Maps for the copy engine.
 class encoder {
@@ -38,9 +36,9 @@ class encoder {
   stream where_;
 };
 
-/// y [capacity, parts * n_part] in 16 bits, which has_eights(), as (output of a part, part, row) in
+/// y [capacity, parts * n_part] in 16 bits, which has_vec8(), as (output of a part, part, row) in
 /// boxes of 64 outputs by `rows`.
 [[nodiscard]] tensor_map map_of_y(tensor_view const& y, int parts, index_t n_part, int rows,
                                   encoder const& encode);
 
-}  // namespace moe64::cuda::wgmma
+}  // namespace moe64::cuda::sm90

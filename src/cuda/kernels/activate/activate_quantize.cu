@@ -47,7 +47,7 @@ struct activated_source {
   }
   __device__ raw16<Type> numbers(fetched const& in) const {
     fetched made = in;
-    activate_eights<Kind>(p.spec, made.gate.half, made.up.half, powers);
+    activate_vec8<Kind>(p.spec, made.gate.half, made.up.half, powers);
     return made.gate;
   }
 

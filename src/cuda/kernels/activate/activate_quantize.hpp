@@ -16,8 +16,8 @@ struct activate_quantize_parameters {
 [[nodiscard]] kernel<activate_quantize_parameters> activate_quantize_reference_kernel(
     activation kind);
 
-/// Numbers of a row that a thread of activate_rows_kernel holds, and how many threads a block of it
-/// and of activate_groups_kernel may have.
+/// Elements of a row that a thread of activate_rows_kernel holds, and how many threads a block of
+/// it and of activate_groups_kernel may have.
 inline constexpr int activate_held = 32;
 inline constexpr int activate_rows_threads = 512;
 

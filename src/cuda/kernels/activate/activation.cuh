@@ -139,8 +139,8 @@ __device__ inline bool bound_pairs(activation_spec const& spec, raw8<Type> (&gat
 
 /// Activations of 8 * Count numbers, each rounded once, in place of the gates.
 template <activation Kind, dtype Type, int Count>
-__device__ inline void activate_eights(activation_spec const& spec, raw8<Type> (&gates)[Count],
-                                       raw8<Type> (&ups)[Count], sixteenth_powers const& powers) {
+__device__ inline void activate_vec8(activation_spec const& spec, raw8<Type> (&gates)[Count],
+                                     raw8<Type> (&ups)[Count], sixteenth_powers const& powers) {
   std::uint32_t furthest = 0;
 #pragma unroll
   for (int i = 0; i < 4 * Count; ++i) {

@@ -25,7 +25,7 @@ class gate_table {
     __syncthreads();
   }
 
-  /// As activate_eights.
+  /// As activate_vec8.
   template <int Count>
   __device__ void activate(activation_spec const& spec, raw8<dtype::bf16> (&gates)[Count],
                            raw8<dtype::bf16> (&ups)[Count]) const {
@@ -37,7 +37,7 @@ class gate_table {
       outside |= pair & ~(0x10001U * (gate_table_entries - 1));
     }
     if (__any_sync(0xffffffffU, outside != 0)) {
-      activate_eights<Kind>(spec, gates, ups, powers_);
+      activate_vec8<Kind>(spec, gates, ups, powers_);
       return;
     }
 #pragma unroll

@@ -8,12 +8,12 @@ namespace {
 template <activation Kind, dtype Type>
 struct gate_up_source {
   static constexpr dtype type = Type;
-  static constexpr int width = activate_usual_width;
+  static constexpr int width = activate_row_major_width;
   static constexpr int operands = is_gated(Kind) ? 2 : 1;
   struct fetched {
     raw8<Type> gate[2 * width], up[2 * width];
   };
-  activate_usual_parameters const& p;
+  activate_row_major_parameters const& p;
 
   __device__ fetched fetch(std::uint32_t row, std::uint32_t item) const {
     fetched result = {};
@@ -48,7 +48,7 @@ struct gate_up_source {
   }
 
  private:
-  __device__ static void load(raw8<Type> (&to)[2 * width], usual_rows const& from,
+  __device__ static void load(raw8<Type> (&to)[2 * width], row_major_rows const& from,
                               std::uint32_t row, std::uint32_t item) {
     sixteens<Type, width> const loaded = load_item<Type, width>(from, row, item);
 #pragma unroll
@@ -60,9 +60,9 @@ template <activation Kind, dtype Type>
 struct computed_source : gate_up_source<Kind, Type> {
   sixteenth_powers powers = sixteenth_powers::load();
 
-  __device__ sixteens<Type, activate_usual_width> numbers(
+  __device__ sixteens<Type, activate_row_major_width> numbers(
       typename gate_up_source<Kind, Type>::fetched made) const {
-    activate_eights<Kind>(this->p.spec, made.gate, made.up, powers);
+    activate_vec8<Kind>(this->p.spec, made.gate, made.up, powers);
     return this->as_item(made);
   }
 };
@@ -71,7 +71,7 @@ template <activation Kind>
 struct table_source : gate_up_source<Kind, dtype::bf16> {
   gate_table<Kind> const& table;
 
-  __device__ sixteens<dtype::bf16, activate_usual_width> numbers(
+  __device__ sixteens<dtype::bf16, activate_row_major_width> numbers(
       typename gate_up_source<Kind, dtype::bf16>::fetched made) const {
     table.activate(this->p.spec, made.gate, made.up);
     return this->as_item(made);
@@ -79,19 +79,19 @@ struct table_source : gate_up_source<Kind, dtype::bf16> {
 };
 
 template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(usual_threads, 16)
-    activate_usual(activate_usual_parameters const p) {
-  let_next_begin();
+__global__ void __launch_bounds__(row_major_threads, 16)
+    activate_row_major(activate_row_major_parameters const p) {
+  pdl_launch_dependents();
   computed_source<Kind, Type> const source{{p}};
-  await_earlier();
-  quantize_usual_groups<usual_threads, 1>(source, p.to);
+  pdl_wait();
+  quantize_row_major_groups<row_major_threads, 1>(source, p.to);
 }
 
 extern __shared__ uint4 staying_memory[];
 
 /// The first inputs are on their way while the table is made.
 template <template <class> class Share, activation Kind>
-__device__ void activate_by_table(activate_usual_parameters const& p) {
+__device__ void activate_by_table(activate_row_major_parameters const& p) {
   using source = gate_up_source<Kind, dtype::bf16>;
   Share<source> share(source{p}, p.to, staying_memory + gate_table_bytes / sizeof(uint4));
   gate_table<Kind> const table(reinterpret_cast<float*>(staying_memory), p.spec);
@@ -101,55 +101,55 @@ __device__ void activate_by_table(activate_usual_parameters const& p) {
 
 template <activation Kind>
 __global__ void __launch_bounds__(staying_threads)
-    activate_usual_table(activate_usual_parameters const p) {
+    activate_row_major_table(activate_row_major_parameters const p) {
   activate_by_table<staying_groups, Kind>(p);
 }
 
 template <activation Kind>
 __global__ void __launch_bounds__(staying_threads)
-    activate_usual_table_rows(activate_usual_parameters const p) {
+    activate_row_major_table_rows(activate_row_major_parameters const p) {
   activate_by_table<staying_rows, Kind>(p);
 }
 
 template <activation Kind, dtype Type>
-__global__ void __launch_bounds__(usual_row_threads, 2)
-    activate_usual_rows(activate_usual_parameters const p) {
-  let_next_begin();
+__global__ void __launch_bounds__(row_major_row_threads, 2)
+    activate_row_major_rows(activate_row_major_parameters const p) {
+  pdl_launch_dependents();
   computed_source<Kind, Type> const source{{p}};
-  await_earlier();
-  quantize_usual_rows(source, p.to);
+  pdl_wait();
+  quantize_row_major_rows(source, p.to);
 }
 
-using handle = kernel<activate_usual_parameters>;
+using handle = kernel<activate_row_major_parameters>;
 
 }  // namespace
 
-handle activate_usual_kernel(activation kind, dtype type) {
+handle activate_row_major_kernel(activation kind, dtype type) {
   return visit_kind(kind, [&](auto constant) {
-    return handle{"activate_usual",
-                  type == dtype::bf16 ? activate_usual<constant(), dtype::bf16>
-                                      : activate_usual<constant(), dtype::f16>,
+    return handle{"activate_row_major",
+                  type == dtype::bf16 ? activate_row_major<constant(), dtype::bf16>
+                                      : activate_row_major<constant(), dtype::f16>,
                   true};
   });
 }
 
-handle activate_usual_table_kernel(activation kind) {
-  constexpr char const* name = "activate_usual_table";
-  if (kind == activation::gelu) return {name, activate_usual_table<activation::gelu>};
-  return {name, activate_usual_table<activation::gelu_glu>};
+handle activate_row_major_table_kernel(activation kind) {
+  constexpr char const* name = "activate_row_major_table";
+  if (kind == activation::gelu) return {name, activate_row_major_table<activation::gelu>};
+  return {name, activate_row_major_table<activation::gelu_glu>};
 }
 
-handle activate_usual_table_rows_kernel(activation kind) {
-  constexpr char const* name = "activate_usual_table_rows";
-  if (kind == activation::gelu) return {name, activate_usual_table_rows<activation::gelu>};
-  return {name, activate_usual_table_rows<activation::gelu_glu>};
+handle activate_row_major_table_rows_kernel(activation kind) {
+  constexpr char const* name = "activate_row_major_table_rows";
+  if (kind == activation::gelu) return {name, activate_row_major_table_rows<activation::gelu>};
+  return {name, activate_row_major_table_rows<activation::gelu_glu>};
 }
 
-handle activate_usual_rows_kernel(activation kind, dtype type) {
+handle activate_row_major_rows_kernel(activation kind, dtype type) {
   return visit_kind(kind, [&](auto constant) {
-    return handle{"activate_usual_rows",
-                  type == dtype::bf16 ? activate_usual_rows<constant(), dtype::bf16>
-                                      : activate_usual_rows<constant(), dtype::f16>,
+    return handle{"activate_row_major_rows",
+                  type == dtype::bf16 ? activate_row_major_rows<constant(), dtype::bf16>
+                                      : activate_row_major_rows<constant(), dtype::f16>,
                   true};
   });
 }

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(activate_threads, 5)
     activate_vectors(activate_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
   activate_all<Kind, Type>(
-      p, [&](auto& gates, auto& ups) { activate_eights<Kind>(p.spec, gates, ups, powers); });
+      p, [&](auto& gates, auto& ups) { activate_vec8<Kind>(p.spec, gates, ups, powers); });
 }
 
 template <activation Kind>

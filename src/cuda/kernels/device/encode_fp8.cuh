@@ -4,7 +4,7 @@
 #include "cuda/kernels/device/scale.cuh"
 #include "cuda/kernels/device/vec8.cuh"
 
-/// Numbers divided by the factor of their block, as codes.
+/// Elements divided by the factor of their block, as codes.
 namespace moe64::cuda {
 
 /// number / factor within the codes; zero where the factor is NaN. A quotient that is NaN stays so.

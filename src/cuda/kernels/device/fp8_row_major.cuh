@@ -6,7 +6,7 @@
 namespace moe64::cuda {
 
 /// How many rows there are to do.
-__device__ inline std::uint32_t count_rows(usual_target const& to) {
+__device__ inline std::uint32_t count_rows(row_major_target const& to) {
   if (to.live_rows == nullptr) return to.rows;
   index_t const live = max(*to.live_rows, index_t{0});
   return live < to.rows ? static_cast<std::uint32_t>(live) : to.rows;  // narrow-ok: below rows
@@ -20,13 +20,13 @@ struct sixteens {
 
 /// Where an item of a row of 2-byte numbers lies.
 template <int Width>
-__device__ inline std::uint8_t const* item_at(usual_rows const& rows, std::uint32_t row,
+__device__ inline std::uint8_t const* item_at(row_major_rows const& rows, std::uint32_t row,
                                               std::uint32_t item) {
   return rows.data + std::uint64_t{row} * rows.step + std::uint64_t{32 * Width} * item;
 }
 
 template <dtype Type, int Width>
-__device__ inline sixteens<Type, Width> load_item(usual_rows const& rows, std::uint32_t row,
+__device__ inline sixteens<Type, Width> load_item(row_major_rows const& rows, std::uint32_t row,
                                                   std::uint32_t item) {
   std::uint8_t const* const from = item_at<Width>(rows, row, item);
   sixteens<Type, Width> result;
@@ -56,8 +56,8 @@ __device__ inline item_codes<Width> codes_of(sixteens<Type, Width> const& x,
 }
 
 template <int Width>
-__device__ inline void store_codes(usual_target const& to, std::uint32_t row, std::uint32_t item,
-                                   item_codes<Width> const& codes) {
+__device__ inline void store_codes(row_major_target const& to, std::uint32_t row,
+                                   std::uint32_t item, item_codes<Width> const& codes) {
   std::uint8_t* const at =
       to.codes + std::uint64_t{row} * to.code_step + std::uint64_t{16 * Width} * item;
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ inline void store_codes(usual_target const& to, std::uint32_t row, st
 
 /// Items, and so lanes, of one group.
 template <int Width>
-inline constexpr std::uint32_t group_items = usual_group / (16 * Width);
+inline constexpr std::uint32_t group_items = row_major_group / (16 * Width);
 
 /// The largest of the lanes that hold one group.
 template <int Width>
@@ -79,12 +79,12 @@ __device__ inline std::uint32_t largest_of_group(std::uint32_t largest) {
 }
 
 template <dtype Type>
-__device__ inline block_factor usual_factor(std::uint32_t largest) {
+__device__ inline block_factor row_major_factor(std::uint32_t largest) {
   return factor_for<dtype::e4m3, Type>(dtype::f32, largest, {});
 }
 
-__device__ inline std::uint32_t items_of_row(usual_target const& to) {
-  return static_cast<std::uint32_t>(to.row_items.by);  // narrow-ok: usual_target_of
+__device__ inline std::uint32_t items_of_row(row_major_target const& to) {
+  return static_cast<std::uint32_t>(to.row_items.by);  // narrow-ok: row_major_target_of
 }
 
 /// Where an item lies, of `items` that there are.
@@ -92,7 +92,7 @@ struct item_place {
   std::uint32_t row, place;
   bool exists;
 };
-__device__ inline item_place place_of(usual_target const& to, std::uint32_t item,
+__device__ inline item_place place_of(row_major_target const& to, std::uint32_t item,
                                       std::uint32_t items, std::uint32_t width) {
   std::uint32_t const row = divided_short(item, to.row_items);
   std::uint32_t const place = item - row * items_of_row(to);
@@ -102,10 +102,10 @@ __device__ inline item_place place_of(usual_target const& to, std::uint32_t item
 /// The codes of an item and, by the first lane of its group, the scale. All lanes of a warp
 /// together.
 template <dtype Type, int Width>
-__device__ inline void quantize_usual_group(usual_target const& to, item_place const& at,
-                                            sixteens<Type, Width> const& x) {
+__device__ inline void quantize_row_major_group(row_major_target const& to, item_place const& at,
+                                                sixteens<Type, Width> const& x) {
   std::uint32_t const largest = at.exists ? largest_of(x) : 0;
-  block_factor const by = usual_factor<Type>(largest_of_group<Width>(largest));
+  block_factor const by = row_major_factor<Type>(largest_of_group<Width>(largest));
   item_codes<Width> const codes = codes_of(x, by);
   if (!at.exists) return;
   store_codes(to, at.row, at.place, codes);
@@ -117,7 +117,7 @@ __device__ inline void quantize_usual_group(usual_target const& to, item_place c
 /// A source has a type, a width, fetch(row, item), and numbers(fetched) for all lanes of a warp
 /// together. A block has `Threads` threads, which hold `Held` items each at a time.
 template <int Threads, int Held, class Source>
-__device__ void quantize_usual_groups(Source const& source, usual_target const& to) {
+__device__ void quantize_row_major_groups(Source const& source, row_major_target const& to) {
   constexpr std::uint32_t tile = Threads * Held;
   std::uint32_t const items = count_rows(to) * items_of_row(to);
   for (std::uint32_t first = blockIdx.x * tile; first < items; first += gridDim.x * tile) {
@@ -131,7 +131,7 @@ __device__ void quantize_usual_groups(Source const& source, usual_target const& 
     }
 #pragma unroll
     for (int n = 0; n < Held; ++n) {
-      quantize_usual_group<Source::type, Source::width>(to, at[n], source.numbers(inputs[n]));
+      quantize_row_major_group<Source::type, Source::width>(to, at[n], source.numbers(inputs[n]));
     }
   }
 }
@@ -165,7 +165,7 @@ class team_maximum {
 
 /// A scale per row, one item per thread.
 template <class Source>
-__device__ void quantize_usual_rows(Source const& source, usual_target const& to) {
+__device__ void quantize_row_major_rows(Source const& source, row_major_target const& to) {
   std::uint32_t const across = items_of_row(to), rows = count_rows(to);
   std::uint32_t const down = divided_short(threadIdx.x, to.row_items);
   std::uint32_t const place = threadIdx.x - down * across;
@@ -178,7 +178,7 @@ __device__ void quantize_usual_rows(Source const& source, usual_target const& to
     std::uint32_t const row = exists ? first + down : 0;
     auto const x = source.numbers(source.fetch(row, exists ? place : 0));
     block_factor const by =
-        usual_factor<Source::type>(maximum.of(exists ? largest_of(x) : 0, down, rows_each));
+        row_major_factor<Source::type>(maximum.of(exists ? largest_of(x) : 0, down, rows_each));
     if (!exists) continue;
     if (place == 0) to.scales[std::uint64_t{row} * to.scale_step] = __uint_as_float(by.scale);
     store_codes(to, row, place, codes_of(x, by));

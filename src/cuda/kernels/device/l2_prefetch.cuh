@@ -34,9 +34,10 @@ class fetcher {
 
 /// By all threads of every block of a grid whose blocks read `block_bytes` each of these bytes, one
 /// after the other; all are multiples of 16.
-__device__ inline void read_ahead([[maybe_unused]] void const* data, [[maybe_unused]] index_t bytes,
-                                  [[maybe_unused]] index_t block_bytes,
-                                  [[maybe_unused]] std::uint32_t burst = burst_bytes) {
+__device__ inline void l2_prefetch([[maybe_unused]] void const* data,
+                                   [[maybe_unused]] index_t bytes,
+                                   [[maybe_unused]] index_t block_bytes,
+                                   [[maybe_unused]] std::uint32_t burst = burst_bytes) {
 #if __CUDA_ARCH__ >= 900
   if (block_bytes <= 0 || block_bytes > burst) return;
   auto const each = static_cast<std::uint32_t>(block_bytes);  // narrow-ok: at most a burst

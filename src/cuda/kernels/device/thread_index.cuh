@@ -22,7 +22,7 @@ __device__ inline int within(index_t count, int extent) {
 
 /// Which thread this is, found anew at every use: the sums leave no register for what could be
 /// kept, and a register kept in memory waits behind all that the copy engine brings.
-struct this_thread {
+struct thread_index {
   [[nodiscard]] static __device__ __forceinline__ int number() {
     int number;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));

@@ -67,11 +67,11 @@ class row_tile_walk {
 };
 
 /// Who would be free first; by one warp.
-class worker_queue {
+class greedy_queue {
  public:
   static constexpr int most_workers = 96;
 
-  __device__ explicit worker_queue(int workers) {
+  __device__ explicit greedy_queue(int workers) {
 #pragma unroll
     for (int i = 0; i < per_lane; ++i) {
       int const worker = i * 32 + lane_number();

@@ -8,7 +8,7 @@ namespace moe64::cuda {
 
 /// Its number at (n, k), from number `first` on, where its expert begins; as f32.
 template <class Pair>
-__device__ float low_rank_number(mma_low_rank const& low, int part, index_t first, index_t n,
+__device__ float low_rank_number(low_rank_operands const& low, int part, index_t first, index_t n,
                                  index_t k) {
   index_t const at = first + n * low.n[part] + k * low.k[part];
   if (low.f32) return static_cast<float const*>(low.weights[part])[at];
@@ -16,7 +16,7 @@ __device__ float low_rank_number(mma_low_rank const& low, int part, index_t firs
 }
 
 /// f32 numbers are sums of three bf16 ones, which is exact.
-__device__ inline int low_rank_terms(mma_low_rank const& low) { return low.f32 ? 3 : 1; }
+__device__ inline int low_rank_terms(low_rank_operands const& low) { return low.f32 ? 3 : 1; }
 
 /// The first of the terms of two numbers, which is taken from them.
 template <class Pair>

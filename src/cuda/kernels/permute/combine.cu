@@ -55,7 +55,7 @@ struct combine_few {
 
 template <class At, dtype Type, bool Weighted>
 __global__ void __launch_bounds__(At::threads) combine_vectors(combine_parameters const p) {
-  begin_early();
+  pdl_begin();
   constexpr index_t step = At::threads * index_t{8};  // columns between the eights of a thread
   constexpr index_t columns = step * At::eights;
   index_t const pieces = ceil_div(p.y.extent[1], columns);

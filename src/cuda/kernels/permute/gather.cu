@@ -102,7 +102,7 @@ __device__ void gather_scales(gather_parameters const& p) {
   });
 }
 
-/// The slots of the tokens that the next group of blocks will read (read_ahead): few bytes, but
+/// The slots of the tokens that the next group of blocks will read (l2_prefetch): few bytes, but
 /// each alone would turn memory from writing to reading.
 __device__ inline void read_slots_ahead([[maybe_unused]] gather_vectors_parameters const& p) {
 #if __CUDA_ARCH__ >= 900
@@ -131,8 +131,8 @@ template <int TopK, bool Scaled>
 __global__ void __launch_bounds__(gather_threads)
     gather_vectors(gather_vectors_parameters const p) {
   constexpr int at_once = TopK == 0 ? 8 : TopK;
-  begin_early();
-  read_ahead(p.from, p.ahead_bytes, gather_threads * index_t{16}, p.burst_bytes);
+  pdl_begin();
+  l2_prefetch(p.from, p.ahead_bytes, gather_threads * index_t{16}, p.burst_bytes);
   read_slots_ahead(p);
   index_t const pieces = p.tokens * p.row_vectors.by, step = index_t{gridDim.x} * gather_threads;
   for (index_t piece = index_t{blockIdx.x} * gather_threads + threadIdx.x; piece < pieces;
@@ -158,7 +158,7 @@ template <dtype Type>
 __global__ void __launch_bounds__(gather_threads) gather_weighted(gather_parameters const p) {
   auto const* const from = static_cast<std::uint8_t const*>(p.x.data);
   auto* const to = static_cast<std::uint8_t*>(p.rows.data);
-  read_ahead(p.x.data, adjacent_bytes(p.x, bits(Type) / 8), gather_threads * bytes_of_8(Type));
+  l2_prefetch(p.x.data, adjacent_bytes(p.x, bits(Type) / 8), gather_threads * bytes_of_8(Type));
   for_each_piece(p.plan.tokens, p.x.extent[1] / 8, [&](index_t token, index_t i) {
     float x[8];
     decode8<Type>(load8<Type>(from + (token * p.x.stride[0] / 8 + i) * bytes_of_8(Type)), x);

@@ -8,7 +8,7 @@ namespace {
 /// The rows of a token. The first ones are asked for at once, before anybody needs them.
 class rows_of_token {
  public:
-  __device__ rows_of_token(gather_usual_parameters const& p, index_t token)
+  __device__ rows_of_token(gather_row_major_parameters const& p, index_t token)
       : slots_(p.slot_to_row + token * p.top_k), top_k_(p.top_k) {
     load(0);
   }
@@ -18,7 +18,8 @@ class rows_of_token {
     for (index_t k = 0;;) {
 #pragma unroll
       for (int i = 0; i < at_once; ++i) {
-        if (row_[i] >= 0) visit(static_cast<std::uint32_t>(row_[i]));  // narrow-ok: usual_target_of
+        if (row_[i] >= 0)
+          visit(static_cast<std::uint32_t>(row_[i]));  // narrow-ok: row_major_target_of
       }
       k += at_once;
       if (k >= top_k_) return;
@@ -40,12 +41,12 @@ class rows_of_token {
 
 /// A scale per row: a token per block at a time, whose codes are made once for all of its rows.
 template <dtype X>
-__global__ void __launch_bounds__(usual_row_threads)
-    gather_usual_rows(gather_usual_parameters const p) {
-  begin_early();
+__global__ void __launch_bounds__(row_major_row_threads)
+    gather_row_major_rows(gather_row_major_parameters const p) {
+  pdl_begin();
   constexpr int held = 2;
-  usual_target const& to = p.to;
-  read_ahead(p.x.data, p.ahead_bytes, index_t{to.cols} * 2);
+  row_major_target const& to = p.to;
+  l2_prefetch(p.x.data, p.ahead_bytes, index_t{to.cols} * 2);
   block_maximum maximum;
   for (index_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
     rows_of_token rows(p, token);
@@ -53,10 +54,11 @@ __global__ void __launch_bounds__(usual_row_threads)
     sixteens<X, 1> x[held] = {};
 #pragma unroll
     for (int n = 0; n < held; ++n) {
-      auto const from = static_cast<std::uint32_t>(token);  // narrow-ok: launch_usual
+      auto const from = static_cast<std::uint32_t>(token);  // narrow-ok: launch_row_major
       if (16 * item(n) < to.cols) x[n] = load_item<X, 1>(p.x, from, item(n));
     }
-    block_factor const by = usual_factor<X>(maximum.of(max(largest_of(x[0]), largest_of(x[1]))));
+    block_factor const by =
+        row_major_factor<X>(maximum.of(max(largest_of(x[0]), largest_of(x[1]))));
     item_codes<1> codes[held];
 #pragma unroll
     for (int n = 0; n < held; ++n) codes[n] = codes_of(x[n], by);
@@ -77,15 +79,15 @@ __global__ void __launch_bounds__(usual_row_threads)
 /// Groups: a sixteen per thread. The less a block writes for one token, the better.
 template <dtype X>
 __global__ void __launch_bounds__(gather_groups_threads)
-    gather_usual_groups(gather_usual_parameters const p) {
-  begin_early();
-  constexpr int width = quantize_usual_width;
+    gather_row_major_groups(gather_row_major_parameters const p) {
+  pdl_begin();
+  constexpr int width = quantize_row_major_width;
   constexpr std::uint32_t lanes = group_items<width>, groups = gather_groups_threads / lanes;
   // Scales are written by neighbouring threads, those of a row in one piece.
   __shared__ float scales[2][groups];
-  usual_target const& to = p.to;
-  read_ahead(p.x.data, p.ahead_bytes, index_t{gather_groups_threads} * 32);
-  auto const tokens = static_cast<std::uint32_t>(p.tokens);  // narrow-ok: launch_usual
+  row_major_target const& to = p.to;
+  l2_prefetch(p.x.data, p.ahead_bytes, index_t{gather_groups_threads} * 32);
+  auto const tokens = static_cast<std::uint32_t>(p.tokens);  // narrow-ok: launch_row_major
   std::uint32_t const items = tokens * items_of_row(to);
   int turn = 0;
   for (std::uint32_t first = blockIdx.x * gather_groups_threads; first < items;
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(gather_groups_threads)
     auto const x = load_item<X, width>(p.x, at.exists ? at.row : 0, at.exists ? at.place : 0);
     rows_of_token rows(p, at.exists ? at.row : 0);
     std::uint32_t const largest = at.exists ? largest_of(x) : 0;
-    block_factor const by = usual_factor<X>(largest_of_group<width>(largest));
+    block_factor const by = row_major_factor<X>(largest_of_group<width>(largest));
     item_codes<width> const codes = codes_of(x, by);
     if (threadIdx.x % lanes == 0) scales[turn][threadIdx.x / lanes] = __uint_as_float(by.scale);
     if (at.exists) {
@@ -114,15 +116,17 @@ __global__ void __launch_bounds__(gather_groups_threads)
 
 }  // namespace
 
-kernel<gather_usual_parameters> gather_usual_rows_kernel(dtype x) {
-  return {"gather_usual_rows",
-          x == dtype::bf16 ? gather_usual_rows<dtype::bf16> : gather_usual_rows<dtype::f16>, true};
+kernel<gather_row_major_parameters> gather_row_major_rows_kernel(dtype x) {
+  return {"gather_row_major_rows",
+          x == dtype::bf16 ? gather_row_major_rows<dtype::bf16> : gather_row_major_rows<dtype::f16>,
+          true};
 }
 
-kernel<gather_usual_parameters> gather_usual_groups_kernel(dtype x) {
-  return {"gather_usual_groups",
-          x == dtype::bf16 ? gather_usual_groups<dtype::bf16> : gather_usual_groups<dtype::f16>,
-          true};
+kernel<gather_row_major_parameters> gather_row_major_groups_kernel(dtype x) {
+  return {
+      "gather_row_major_groups",
+      x == dtype::bf16 ? gather_row_major_groups<dtype::bf16> : gather_row_major_groups<dtype::f16>,
+      true};
 }
 
 }  // namespace moe64::cuda

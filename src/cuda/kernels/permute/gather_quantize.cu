@@ -37,7 +37,7 @@ __device__ void for_each_row(gather_quantize_parameters const& p, index_t token,
   }
 }
 
-/// Numbers times a weight, rounded.
+/// Elements times a weight, rounded.
 template <dtype X>
 __device__ raw16<X> weighted(raw16<X> const& x, float weight) {
   raw16<X> result;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(1024) gather_groups(gather_quantize_parameters
   constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
   index_t const cols = t.values.extent[2], step = index_t{gather_held} * blockDim.x;
-  read_ahead(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
+  l2_prefetch(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);
     for (index_t first = 0; first < cols; first += step) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(1024) gather_rows(gather_quantize_parameters c
   constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
   index_t const cols = t.values.extent[2];
-  read_ahead(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
+  l2_prefetch(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
   block_maximum maximum;
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);

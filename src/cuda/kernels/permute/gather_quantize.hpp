@@ -16,7 +16,7 @@ struct gather_quantize_parameters {
 /// A row per block at a time, element by element; any strides and types.
 [[nodiscard]] kernel<gather_quantize_parameters> gather_quantize_reference_kernel();
 
-/// Numbers that a thread of the kernels below holds.
+/// Elements that a thread of the kernels below holds.
 inline constexpr int gather_held = 32;
 
 /// Each token is read once and, unless weighted, quantised once for all of its rows. Columns

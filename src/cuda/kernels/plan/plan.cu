@@ -184,7 +184,7 @@ struct sorted_slots {
 };
 
 __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const p) {
-  begin_early();
+  pdl_begin();
   constexpr int per_thread = 4;
   extern __shared__ __align__(16) std::uint8_t memory[];
   auto* const counts = reinterpret_cast<std::uint32_t*>(memory);
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const
 }
 
 __global__ void __launch_bounds__(plan_threads) plan_places(plan_parameters const p) {
-  begin_early();
+  pdl_begin();
   constexpr int per_lane = 4;
   constexpr index_t warps = plan_threads / 32;
   int const lane = threadIdx.x % 32;
@@ -289,7 +289,7 @@ __device__ void add_status(plan_parameters const& p, std::int64_t kept) {
 
 /// Four blocks per multiprocessor: all chunks of most problems at once.
 __global__ void __launch_bounds__(plan_threads, 4) plan_scatter(plan_parameters const p) {
-  begin_early();
+  pdl_begin();
   constexpr int warps = plan_threads / 32;
   constexpr int per_thread = plan_cut::round_slots / plan_threads;
   extern __shared__ __align__(16) std::uint8_t memory[];

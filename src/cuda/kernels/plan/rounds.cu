@@ -96,7 +96,7 @@ __device__ int find_places(parameters const& p, shared_counts const& counts) {
 __global__ void __launch_bounds__(plan_threads) plan_rounds(parameters const p) {
   extern __shared__ std::uint32_t memory[];
   __shared__ block_others others;
-  begin_early();
+  pdl_begin();
   shared_counts const counts(memory, p.experts);
   int const begin = static_cast<int>(blockIdx.x) * plan_threads;  // narrow-ok: plan_rounds_slots
   int const slot = begin + thread_number();

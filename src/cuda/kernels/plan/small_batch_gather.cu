@@ -40,7 +40,7 @@ __device__ void clear_counters(plan_gather_parameters const& p) {
   }
   __threadfence();
   __syncthreads();
-  let_next_begin();
+  pdl_launch_dependents();
 }
 
 __device__ void make_plan(plan_rounds_parameters const& p, sorted_few& sorted) {
@@ -55,17 +55,17 @@ __device__ void make_plan(plan_rounds_parameters const& p, sorted_few& sorted) {
 template <dtype X>
 __global__ void __launch_bounds__(plan_gather_threads)
     plan_gather_few(plan_gather_parameters const p) {
-  constexpr int width = quantize_usual_width;
+  constexpr int width = quantize_row_major_width;
   constexpr std::uint32_t lanes = group_items<width>;
   __shared__ sorted_few sorted;
-  await_earlier();
+  pdl_wait();
   if (blockIdx.x == gridDim.x - 1) return clear_counters(p);
-  let_next_begin();
+  pdl_launch_dependents();
   if (blockIdx.x == gridDim.x - 2) return make_plan(p.plan, sorted);
   bool const in_warp = p.plan.slots <= warp_slots;
   int const own_slot = in_warp ? lane_number() : thread_number();
   index_t const id = own_slot < p.plan.slots ? few_id(p.plan, own_slot) : -1;
-  usual_target const& to = p.gather.to;
+  row_major_target const& to = p.gather.to;
   auto const tokens = static_cast<std::uint32_t>(p.gather.tokens);  // narrow-ok: few
   std::uint32_t const items = tokens * items_of_row(to);
   item_place const at = place_of(to, blockIdx.x * plan_gather_threads + threadIdx.x, items, width);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(plan_gather_threads)
     static_cast<void>(sort_few(p.plan, id, sorted));
   }
   std::uint32_t const largest = at.exists ? largest_of(x) : 0;
-  block_factor const by = usual_factor<X>(largest_of_group<width>(largest));
+  block_factor const by = row_major_factor<X>(largest_of_group<width>(largest));
   item_codes<width> const codes = codes_of(x, by);
   auto const top_k = static_cast<std::uint32_t>(p.gather.top_k);  // narrow-ok: few
   for (std::uint32_t k = 0; k < top_k; ++k) {

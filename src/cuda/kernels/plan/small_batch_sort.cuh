@@ -9,9 +9,9 @@ namespace moe64::cuda {
 struct sorted_few {
   static constexpr int nobody = 0x7fffffff;  ///< behind all experts
 
-  int named[few_slots];   ///< the expert that the slot names, or -1
-  int expert[few_slots];  ///< the same where the slot has a row, else nobody
-  int row[few_slots];     ///< or -1
+  int named[small_batch];   ///< the expert that the slot names, or -1
+  int expert[small_batch];  ///< the same where the slot has a row, else nobody
+  int row[small_batch];     ///< or -1
 };
 
 /// A slot as its thread sees it.
@@ -52,8 +52,8 @@ __device__ inline few_slot sort_in_warp(plan_rounds_parameters const& p, index_t
   return {id, expert, expert == sorted_few::nobody ? -1 : before + among, among};
 }
 
-/// By all threads of a block of at least few_slots, the first of which have a slot each. Ends with
-/// a barrier.
+/// By all threads of a block of at least small_batch, the first of which have a slot each. Ends
+/// with a barrier.
 __device__ inline few_slot sort_few(plan_rounds_parameters const& p, index_t id,
                                     sorted_few& memory) {
   int const slot = thread_number();

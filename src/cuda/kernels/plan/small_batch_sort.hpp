@@ -6,19 +6,19 @@
 /// The plan of so few slots that every block that needs it makes it anew, in shared memory.
 namespace moe64::cuda {
 
-inline constexpr int few_slots = 128;
+inline constexpr int small_batch = 128;
 
 /// Plan, gather and quantise in one launch: blocks of plan_gather_threads with a sixteen of x per
 /// thread, each of which sorts all slots; then a block that writes the plan, and one that clears
 /// counters.
 struct plan_gather_parameters {
-  plan_rounds_parameters plan;  ///< at most few_slots slots
-  gather_usual_parameters gather;
+  plan_rounds_parameters plan;  ///< at most small_batch slots
+  gather_row_major_parameters gather;
   std::uint32_t* counters;  ///< [counter_words], zeros when the next kernel begins, or null
   int counter_words;
 };
 inline constexpr int plan_gather_threads = 128;
-static_assert(plan_gather_threads >= few_slots && plan_gather_threads == gather_groups_threads);
+static_assert(plan_gather_threads >= small_batch && plan_gather_threads == gather_groups_threads);
 [[nodiscard]] kernel<plan_gather_parameters> plan_gather_kernel(dtype x);
 
 }  // namespace moe64::cuda

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(dequantize_threads)
   index_t const tiles = p.out.extent[0] * tiles_down * tiles_across;
   index_t const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // Tiles do not read one after the other, but bands of them do.
-  read_ahead(p.values.data, p.ahead_bytes, p.ahead_each);
+  l2_prefetch(p.values.data, p.ahead_bytes, p.ahead_each);
   for (index_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     index_t const band = divide(tile, tiles_across);
     index_t const expert = p.out.extent[0] == 1 ? 0 : divide(band, tiles_down);

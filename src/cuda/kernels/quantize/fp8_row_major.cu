@@ -7,9 +7,9 @@ namespace {
 template <dtype X>
 struct rows_source {
   static constexpr dtype type = X;
-  static constexpr int width = quantize_usual_width;
+  static constexpr int width = quantize_row_major_width;
   using fetched = sixteens<X, width>;
-  usual_rows const& x;
+  row_major_rows const& x;
 
   __device__ fetched fetch(std::uint32_t row, std::uint32_t item) const {
     return load_item<X, width>(x, row, item);
@@ -18,16 +18,18 @@ struct rows_source {
 };
 
 template <dtype X>
-__global__ void __launch_bounds__(usual_threads) quantize_usual(quantize_usual_parameters const p) {
-  begin_early();
-  quantize_usual_groups<usual_threads, quantize_usual_held>(rows_source<X>{p.x}, p.to);
+__global__ void __launch_bounds__(row_major_threads)
+    quantize_row_major(quantize_row_major_parameters const p) {
+  pdl_begin();
+  quantize_row_major_groups<row_major_threads, quantize_row_major_held>(rows_source<X>{p.x}, p.to);
 }
 
 }  // namespace
 
-kernel<quantize_usual_parameters> quantize_usual_kernel(dtype x) {
-  constexpr char const* name = "quantize_usual";
-  return {name, x == dtype::bf16 ? quantize_usual<dtype::bf16> : quantize_usual<dtype::f16>, true};
+kernel<quantize_row_major_parameters> quantize_row_major_kernel(dtype x) {
+  constexpr char const* name = "quantize_row_major";
+  return {name, x == dtype::bf16 ? quantize_row_major<dtype::bf16> : quantize_row_major<dtype::f16>,
+          true};
 }
 
 }  // namespace moe64::cuda

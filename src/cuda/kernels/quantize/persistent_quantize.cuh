@@ -66,7 +66,7 @@ template <class Source>
 class staying_groups {
  public:
   /// Asks for the first items.
-  __device__ staying_groups(Source const& source, usual_target const& to, uint4* memory)
+  __device__ staying_groups(Source const& source, row_major_target const& to, uint4* memory)
       : source_(source),
         to_(to),
         inputs_(memory),
@@ -76,14 +76,14 @@ class staying_groups {
   }
 
   /// numbers(fetched) as of a source.
-  template <class Numbers>
-  __device__ void quantize(Numbers const& numbers) {
+  template <class Elements>
+  __device__ void quantize(Elements const& numbers) {
     while (first_ < items_) {
       item_place const mine = place(threadIdx.x % 32);
       auto const fetched = inputs_.take();
       first_ += gridDim.x * blockDim.x;
       ask();
-      quantize_usual_group(to_, mine, numbers(fetched));
+      quantize_row_major_group(to_, mine, numbers(fetched));
     }
   }
 
@@ -97,7 +97,7 @@ class staying_groups {
   }
 
   Source source_;
-  usual_target const& to_;
+  row_major_target const& to_;
   warp_inputs<Source> inputs_;
   std::uint32_t items_, first_;  ///< first_: of the warp's
 };
@@ -107,7 +107,7 @@ class staying_groups {
 template <class Source>
 class staying_rows {
  public:
-  __device__ staying_rows(Source const& source, usual_target const& to, uint4* memory)
+  __device__ staying_rows(Source const& source, row_major_target const& to, uint4* memory)
       : source_(source),
         to_(to),
         inputs_(memory),
@@ -119,15 +119,16 @@ class staying_rows {
     ask();
   }
 
-  template <class Numbers>
-  __device__ void quantize(Numbers const& numbers) {
+  template <class Elements>
+  __device__ void quantize(Elements const& numbers) {
     while (row_ < rows_) {
       item_place const mine = place(threadIdx.x % 32);
       auto const fetched = inputs_.take();
       row_ += gridDim.x * teams_;
       ask();
       auto const x = numbers(fetched);
-      block_factor const by = usual_factor<Source::type>(largest(mine.exists ? largest_of(x) : 0));
+      block_factor const by =
+          row_major_factor<Source::type>(largest(mine.exists ? largest_of(x) : 0));
       if (!mine.exists) continue;
       if (mine.place == 0) {
         to_.scales[std::uint64_t{mine.row} * to_.scale_step] = __uint_as_float(by.scale);
@@ -161,7 +162,7 @@ class staying_rows {
   }
 
   Source source_;
-  usual_target const& to_;
+  row_major_target const& to_;
   warp_inputs<Source> inputs_;
   std::uint32_t rows_, warps_, team_, teams_, row_;
   int parity_ = 0;

@@ -32,7 +32,7 @@ struct quantize_parameters {
 [[nodiscard]] kernel<quantize_parameters> quantize_scales_kernel();
 [[nodiscard]] kernel<quantize_parameters> quantize_codes_kernel();
 
-/// Numbers that a thread of the kernels named "groups" holds at a time, and threads of their
+/// Elements that a thread of the kernels named "groups" holds at a time, and threads of their
 /// blocks: few, so that few wait for one another.
 inline constexpr int groups_held = 32;
 inline constexpr int groups_threads = 64;
@@ -43,7 +43,7 @@ inline constexpr index_t groups_tile = index_t{groups_threads} * groups_held / 1
 /// aligned to their size (at most 16 bytes).
 [[nodiscard]] kernel<quantize_parameters> quantize_groups_kernel(dtype x, dtype values);
 
-/// Numbers of one block of scales that a thread of the kernel below holds, for x of this type.
+/// Elements of one block of scales that a thread of the kernel below holds, for x of this type.
 [[nodiscard]] constexpr int quantize_held(dtype x) { return x == dtype::f32 ? 32 : 64; }
 
 /// One scale at a time, its numbers held by the threads of one block: block_rows is 1, or

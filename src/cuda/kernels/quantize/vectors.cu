@@ -4,7 +4,7 @@
 namespace moe64::cuda {
 namespace {
 
-/// Numbers of a stack as they are.
+/// Elements of a stack as they are.
 template <dtype X>
 struct stack_source {
   static constexpr dtype type = X;

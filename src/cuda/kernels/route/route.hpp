@@ -27,7 +27,7 @@ inline constexpr int route_warps = 4;
 inline constexpr index_t route_scored_experts = 1024;
 /// Scores that a warp keeps: in whole vectors of four.
 [[nodiscard]] constexpr index_t kept_scores(index_t experts) { return ceil_div(experts, 4) * 4; }
-/// Numbers that a warp of route keeps: scores and ranks, ranks of groups, and its choices.
+/// Elements that a warp of route keeps: scores and ranks, ranks of groups, and its choices.
 [[nodiscard]] constexpr index_t route_kept(index_t experts, index_t groups, index_t top_k) {
   return 2 * kept_scores(experts) + kept_scores(groups + top_k);
 }

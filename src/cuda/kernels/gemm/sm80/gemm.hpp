@@ -20,7 +20,7 @@ struct mma_weights {
 };
 
 /// scaling * u V^T, by which sums begin.
-struct mma_low_rank {
+struct low_rank_operands {
   std::uint16_t const* u;  ///< null: none
   index_t u_row, u_col;    ///< strides in elements
   index_t rank;
@@ -52,7 +52,7 @@ struct grouped_gemm_mma_parameters {
   index_t n_part, k_part;  ///< extents of a part
   dtype code;              ///< of quantised weights
   mma_scale_grid grid;
-  mma_low_rank low_rank;
+  low_rank_operands low_rank;
   tensor_view bias[2];  ///< per part of n [experts, n_part] f32 bf16 f16, or absent
   tensor_view y;        ///< [capacity, n_parts * n_part] f32 bf16 f16
 };

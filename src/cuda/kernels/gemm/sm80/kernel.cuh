@@ -71,7 +71,7 @@ class low_rank_product {
     return low_rank_number<Pair>(low_, part_, weights_, n, k);
   }
 
-  mma_low_rank const& low_;
+  low_rank_operands const& low_;
   int part_;
   index_t row_, rows_, n_, n_end_, weights_;
 };

@@ -10,7 +10,7 @@
 /// that neither copies nor fragments meet bank conflicts.
 namespace moe64::cuda {
 
-/// Numbers of the summed dimension that a stage holds.
+/// Elements of the summed dimension that a stage holds.
 inline constexpr int stage_depth = 64;
 inline constexpr int chunk_bytes = 16;
 /// 16-bit numbers of a chunk.

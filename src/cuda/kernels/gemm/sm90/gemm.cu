@@ -1,50 +1,50 @@
-#include "cuda/kernels/gemm/sm90/wide/broad.cuh"
+#include "cuda/kernels/gemm/sm90/large_m/m128n192.cuh"
 
 namespace moe64::cuda {
 namespace {
 
-// Boxes of y, and of weights, which the host describes (grouped_gemm_wgmma.cpp).
-using whole_tile = wide_tile<e4m3_numbers, 3, true>;
-static_assert(whole_tile::block == 64 && whole_tile::out_cols == 64);
-static_assert(broad_tile::block == 64 && broad_tile::out_cols == 64 && broad_tile::outs == 192);
+// TMA boxes of y and of weights, which the host describes (cuda/gemm/sm90/gemm.cpp).
+using tma_store_tile = large_m_tile<e4m3_elements, 3, true>;
+static_assert(tma_store_tile::block == 64 && tma_store_tile::out_cols == 64);
+static_assert(m128n192_tile::block == 64 && m128n192_tile::out_cols == 64 &&
+              m128n192_tile::outs == 192);
 
-template <class Numbers>
-wgmma_choice choice_of(wgmma_size size) {
-  switch (size) {
-    case wgmma_size::few:
-      return {wgmma_kernel_small<Numbers>(size), wgmma_shape_of<wgmma_few<Numbers>>};
-    case wgmma_size::some:
-      return {wgmma_kernel_small<Numbers>(size), wgmma_shape_of<wgmma_some<Numbers>>};
-    case wgmma_size::more:
-      if constexpr (Numbers::scaled) {
-        return {wgmma_kernel_more(), wide_shape_of<wide_tile<Numbers, 3>>};
-      }
-      [[fallthrough]];
-    case wgmma_size::whole:
-      if constexpr (Numbers::scaled) {
-        return {wgmma_kernel_whole(), wide_shape_of<whole_tile>};
-      }
-      [[fallthrough]];
-    case wgmma_size::broad:
-      if constexpr (Numbers::scaled) {
-        wgmma_shape shape = wide_shape_of<broad_tile>;
-        shape.rows *= broad_tile::cluster;  // a pair shares outputs, not rows
-        shape.outs = broad_tile::outs;
-        return {wgmma_kernel_broad(), shape};
-      }
-      [[fallthrough]];
-    case wgmma_size::many:
-      break;
+/// Tiles that all types of operands have.
+template <class Elements>
+sm90_kernel common_kernel(tile_shape tile) {
+  switch (tile) {
+    case tile_shape::m32n128:
+      return {swap_ab_kernel<Elements>(tile), swap_ab_config<swap_ab_m32n128<Elements>>};
+    case tile_shape::m64n128:
+      return {swap_ab_kernel<Elements>(tile), swap_ab_config<swap_ab_m64n128<Elements>>};
+    default:
+      return {m256n128_kernel<Elements>(), large_m_config<large_m_tile<Elements, 2>>};
   }
-  return {wgmma_kernel_many<Numbers>(), wide_shape_of<wide_tile<Numbers, 2>>};
+}
+
+sm90_kernel w8a8_kernel(tile_shape tile) {
+  switch (tile) {
+    case tile_shape::m192n128:
+      return {m192n128_kernel(), large_m_config<large_m_tile<e4m3_elements, 3>>};
+    case tile_shape::m192n128_tma_store:
+      return {m192n128_tma_store_kernel(), large_m_config<tma_store_tile>};
+    case tile_shape::m128n192: {
+      gemm_config config = large_m_config<m128n192_tile>;
+      config.rows *= m128n192_tile::cluster;  // its cluster shares outputs, not rows
+      config.outs = m128n192_tile::outs;
+      return {m128n192_kernel(), config};
+    }
+    default:
+      return common_kernel<e4m3_elements>(tile);
+  }
 }
 
 }  // namespace
 
-wgmma_choice grouped_gemm_wgmma_choice(wgmma_size size, dtype numbers) {
-  if (numbers == dtype::bf16) return choice_of<bf16_numbers>(size);
-  if (numbers == dtype::f16) return choice_of<f16_numbers>(size);
-  return choice_of<e4m3_numbers>(size);
+sm90_kernel sm90_gemm_kernel(tile_shape tile, dtype elements) {
+  if (elements == dtype::bf16) return common_kernel<bf16_elements>(tile);
+  if (elements == dtype::f16) return common_kernel<f16_elements>(tile);
+  return w8a8_kernel(tile);
 }
 
 }  // namespace moe64::cuda

@@ -14,13 +14,13 @@
 namespace moe64::cuda {
 
 /// Where an operand begins; aligned to 1024 bytes but for its k-step.
-class operand_place {
+class smem_descriptor {
  public:
-  __device__ explicit operand_place(std::uint32_t shared_address)
+  __device__ explicit smem_descriptor(std::uint32_t shared_address)
       : low_((1U << 16) | (shared_address >> 4)) {}
   /// That many bytes further: whole rows.
-  [[nodiscard]] __device__ operand_place further(int bytes) const {
-    operand_place place = *this;
+  [[nodiscard]] __device__ smem_descriptor further(int bytes) const {
+    smem_descriptor place = *this;
     place.low_ += static_cast<std::uint32_t>(bytes >> 4);  // narrow-ok: modulo 2^32
     return place;
   }
@@ -38,36 +38,36 @@ class operand_place {
 };
 
 /// Codes, whose sums over 128 of them are scaled before they are added, and numbers.
-struct e4m3_numbers {
+struct e4m3_elements {
   static constexpr bool scaled = true;
   static constexpr int stage_k = 128;  ///< numbers of a row of 128 bytes
   template <int Rows>
   struct product;
 };
-struct bf16_numbers {
+struct bf16_elements {
   static constexpr bool scaled = false;
   static constexpr int stage_k = 64;
   template <int Rows>
   struct product;
 };
-struct f16_numbers {
+struct f16_elements {
   static constexpr bool scaled = false;
   static constexpr int stage_k = 64;
   template <int Rows>
   struct product;
 };
 
-#define MOE64_PRODUCTS(rows)                                                                      \
-  template <>                                                                                     \
-  struct e4m3_numbers::product<rows> : cute::SM90::GMMA::MMA_64x##rows##x32_F32E4M3E4M3_SS_TN<> { \
-  };                                                                                              \
-  template <>                                                                                     \
-  struct bf16_numbers::product<rows>                                                              \
-      : cute::SM90::GMMA::MMA_64x##rows##x16_F32BF16BF16_SS<cute::SM90::GMMA::Major::K,           \
-                                                            cute::SM90::GMMA::Major::K> {};       \
-  template <>                                                                                     \
-  struct f16_numbers::product<rows>                                                               \
-      : cute::SM90::GMMA::MMA_64x##rows##x16_F32F16F16_SS<cute::SM90::GMMA::Major::K,             \
+#define MOE64_PRODUCTS(rows)                                                                       \
+  template <>                                                                                      \
+  struct e4m3_elements::product<rows> : cute::SM90::GMMA::MMA_64x##rows##x32_F32E4M3E4M3_SS_TN<> { \
+  };                                                                                               \
+  template <>                                                                                      \
+  struct bf16_elements::product<rows>                                                              \
+      : cute::SM90::GMMA::MMA_64x##rows##x16_F32BF16BF16_SS<cute::SM90::GMMA::Major::K,            \
+                                                            cute::SM90::GMMA::Major::K> {};        \
+  template <>                                                                                      \
+  struct f16_elements::product<rows>                                                               \
+      : cute::SM90::GMMA::MMA_64x##rows##x16_F32F16F16_SS<cute::SM90::GMMA::Major::K,              \
                                                           cute::SM90::GMMA::Major::K> {};
 MOE64_PRODUCTS(8)
 MOE64_PRODUCTS(16)
@@ -81,24 +81,23 @@ MOE64_PRODUCTS(128)
 MOE64_PRODUCTS(192)
 #undef MOE64_PRODUCTS
 
-template <class Numbers, int Rows, std::size_t... I>
-__device__ __forceinline__ void multiply_step(std::uint64_t left, std::uint64_t right, float* sums,
-                                              bool fresh, std::index_sequence<I...>) {
+template <class Elements, int Rows, std::size_t... I>
+__device__ __forceinline__ void wgmma_step(std::uint64_t left, std::uint64_t right, float* sums,
+                                           bool fresh, std::index_sequence<I...>) {
   using cute::SM90::GMMA::ScaleOut;
-  Numbers::template product<Rows>::fma(left, right, sums[I]...,
-                                       fresh ? ScaleOut::Zero : ScaleOut::One);
+  Elements::template product<Rows>::fma(left, right, sums[I]...,
+                                        fresh ? ScaleOut::Zero : ScaleOut::One);
 }
 
 /// The products over one row of 128 bytes, as a part of what is committed next. `sums`: Rows / 2 of
 /// this thread, in registers. `fresh`: they are set, otherwise added to.
-template <class Numbers, int Rows>
-__device__ __forceinline__ void multiply_stage(operand_place const& left,
-                                               operand_place const& right, float* sums,
-                                               bool fresh) {
+template <class Elements, int Rows>
+__device__ __forceinline__ void wgmma_stage(smem_descriptor const& left,
+                                            smem_descriptor const& right, float* sums, bool fresh) {
 #pragma unroll
   for (unsigned k = 0; k < 128; k += 32) {
-    multiply_step<Numbers, Rows>(left.along_k(k), right.along_k(k), sums, fresh && k == 0,
-                                 std::make_index_sequence<Rows / 2>());
+    wgmma_step<Elements, Rows>(left.along_k(k), right.along_k(k), sums, fresh && k == 0,
+                               std::make_index_sequence<Rows / 2>());
   }
 }
 

@@ -4,7 +4,8 @@ namespace moe64::cuda {
 namespace {
 
 template <class Tile, dtype Type>
-__global__ void __maxnreg__(128) layer_wgmma_few(__grid_constant__ layer_wgmma_parameters const p) {
+__global__ void __maxnreg__(128)
+    sm90_fused_layer(__grid_constant__ sm90_fused_layer_parameters const p) {
   extern __shared__ std::uint8_t shared[];
   auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
   auto& memory = *reinterpret_cast<layer_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
@@ -34,28 +35,28 @@ __global__ void __maxnreg__(128) layer_wgmma_few(__grid_constant__ layer_wgmma_p
   }
 }
 
-using eight_tile = layer_tile_shape<e4m3_numbers, 8, 12>;
-using sixteen_tile = layer_tile_shape<e4m3_numbers, 16, 11>;
+using eight_tile = layer_tile_shape<e4m3_elements, 8, 12>;
+using sixteen_tile = layer_tile_shape<e4m3_elements, 16, 11>;
 
 template <class Tile>
-layer_wgmma_shape shape_of() {
+fused_layer_config shape_of() {
   return {layer_warps::all * 32, sizeof(layer_memory<Tile>) + 1024};
 }
 template <class Tile>
-kernel<layer_wgmma_parameters> kernel_of(char const* name, dtype type) {
-  return {
-      name,
-      type == dtype::bf16 ? layer_wgmma_few<Tile, dtype::bf16> : layer_wgmma_few<Tile, dtype::f16>,
-      true};
+kernel<sm90_fused_layer_parameters> kernel_of(char const* name, dtype type) {
+  return {name,
+          type == dtype::bf16 ? sm90_fused_layer<Tile, dtype::bf16>
+                              : sm90_fused_layer<Tile, dtype::f16>,
+          true};
 }
 
 }  // namespace
 
-layer_wgmma_shape layer_wgmma_shape_of(layer_rows rows) {
+fused_layer_config sm90_fused_layer_config(layer_rows rows) {
   return rows == layer_rows::eight ? shape_of<eight_tile>() : shape_of<sixteen_tile>();
 }
 
-kernel<layer_wgmma_parameters> layer_wgmma_kernel(layer_rows rows, dtype type) {
+kernel<sm90_fused_layer_parameters> sm90_fused_layer_kernel(layer_rows rows, dtype type) {
   return rows == layer_rows::eight ? kernel_of<eight_tile>("layer_wgmma_eight", type)
                                    : kernel_of<sixteen_tile>("layer_wgmma_sixteen", type);
 }

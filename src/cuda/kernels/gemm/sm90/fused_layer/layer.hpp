@@ -25,9 +25,9 @@ struct layer_counters {
   [[nodiscard]] constexpr int words() const { return done(outs); }
 };
 
-struct layer_wgmma_parameters {
-  grouped_gemm_wgmma_parameters product[2];  ///< gate_up and down
-  activate_usual_parameters activate;
+struct sm90_fused_layer_parameters {
+  sm90_gemm_parameters product[2];  ///< gate_up and down
+  activate_row_major_parameters activate;
   plan_rounds_parameters plan;
   tensor_view rows, y;  ///< [capacity, hidden] and [tokens, hidden] of one type, in eights
   bool weighted;
@@ -39,13 +39,14 @@ struct layer_wgmma_parameters {
 enum class layer_rows { eight, sixteen };
 inline constexpr index_t most_layer_rows = 16;
 
-struct layer_wgmma_shape {
+struct fused_layer_config {
   int threads;
   index_t shared_bytes;
 };
-[[nodiscard]] layer_wgmma_shape layer_wgmma_shape_of(layer_rows rows);
+[[nodiscard]] fused_layer_config sm90_fused_layer_config(layer_rows rows);
 /// `type`: of everything but codes, bf16 f16. It follows plan_gather_kernel, which sets the
 /// counters.
-[[nodiscard]] kernel<layer_wgmma_parameters> layer_wgmma_kernel(layer_rows rows, dtype type);
+[[nodiscard]] kernel<sm90_fused_layer_parameters> sm90_fused_layer_kernel(layer_rows rows,
+                                                                          dtype type);
 
 }  // namespace moe64::cuda

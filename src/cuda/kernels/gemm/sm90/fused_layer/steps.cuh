@@ -10,9 +10,9 @@ namespace moe64::cuda {
 /// Sums of few rows: the products of several stages are made at once, and scaled and added in their
 /// order. One stage after the other would be a matter of latency.
 template <class Tile, int Rows>
-class layer_sums : public group_sums<Tile, Rows> {
+class layer_sums : public swap_ab_accumulators<Tile, Rows> {
  public:
-  using group_sums<Tile, Rows>::group_sums;
+  using swap_ab_accumulators<Tile, Rows>::swap_ab_accumulators;
 
   __device__ __forceinline__ void add_all(ring_place<Tile::stages>& at, int k_blocks) {
     constexpr int at_once = 4;
@@ -35,8 +35,8 @@ class layer_sums : public group_sums<Tile, Rows> {
       at.next();
       fence_registers(made[i]);
       cute::warpgroup_arrive();
-      multiply_stage<typename Tile::numbers, Rows>(this->weights(slot[i]), this->rows(slot[i]),
-                                                   made[i], true);
+      wgmma_stage<typename Tile::elements, Rows>(this->weights(slot[i]), this->rows(slot[i]),
+                                                 made[i], true);
       cute::warpgroup_commit_batch();
     }
     add_made<Count>(made, slot);
@@ -57,14 +57,14 @@ class layer_sums : public group_sums<Tile, Rows> {
 
 /// A tile by the code for its number of eights.
 template <class Tile, int Rows = 8>
-__device__ __forceinline__ void multiply_layer_tile(grouped_gemm_wgmma_parameters const& p,
-                                                    wgmma_memory<Tile>& memory,
+__device__ __forceinline__ void multiply_layer_tile(sm90_gemm_parameters const& p,
+                                                    swap_ab_memory<Tile>& memory,
                                                     gemm_tile const& tile,
                                                     ring_place<Tile::stages>& at) {
   if constexpr (Rows < Tile::rows) {
     if (tile.rows > Rows) return multiply_layer_tile<Tile, Rows + 8>(p, memory, tile, at);
   }
-  index_t const k = ceil_div(p.k, index_t{Tile::numbers::stage_k});
+  index_t const k = ceil_div(p.k, index_t{Tile::elements::stage_k});
   layer_sums<Tile, Rows> sums(p, memory, (warp_number() - layer_warps::multiplying) / 4);
   sums.add_all(at, static_cast<int>(k));  // narrow-ok: host looked
   sums.store(tile);
@@ -72,14 +72,14 @@ __device__ __forceinline__ void multiply_layer_tile(grouped_gemm_wgmma_parameter
 
 /// By a group of four warps.
 template <class Tile>
-__device__ void multiply_layer(layer_wgmma_parameters const& p, layer_memory<Tile>& memory) {
+__device__ void multiply_layer(sm90_fused_layer_parameters const& p, layer_memory<Tile>& memory) {
   int const group = (warp_number() - layer_warps::multiplying) / 4;
   layer_reader<Tile> reader(memory);
   ring_place<Tile::stages> at;
   ring_place<written_slots> written;
   layer_tile tile;
   while (reader.next(tile)) {
-    grouped_gemm_wgmma_parameters const& of = p.product[tile.product];
+    sm90_gemm_parameters const& of = p.product[tile.product];
     load_output_terms(of, tile, group * 64, memory.of.terms[group]);
     multiply_layer_tile(of, memory.of, tile, at);
     memory.written.await_free(written);
@@ -94,11 +94,11 @@ __device__ void multiply_layer(layer_wgmma_parameters const& p, layer_memory<Til
 template <class Tile, dtype Type>
 class layer_finisher {
  public:
-  __device__ layer_finisher(layer_wgmma_parameters const& p, layer_memory<Tile>& memory)
+  __device__ layer_finisher(sm90_fused_layer_parameters const& p, layer_memory<Tile>& memory)
       : p_(p), memory_(memory), thread_(thread_number() - layer_warps::finishing * 32) {}
 
   __device__ void run() {
-    await_earlier();
+    pdl_wait();
     layer_reader<Tile> reader(memory_);
     ring_place<written_slots> at;
     layer_tile tile;
@@ -190,7 +190,7 @@ class layer_finisher {
   /// Eight numbers per thread: the fewer, the sooner it is done.
   __device__ void activate(layer_tile const& tile) const {
     constexpr int lanes = 16, rows_at_once = threads / lanes;
-    activate_usual_parameters const& p = p_.activate;
+    activate_row_major_parameters const& p = p_.activate;
     sixteenth_powers const powers = sixteenth_powers::load();
     auto const col = static_cast<std::uint32_t>(tile.out + thread_ % lanes * 8);  // narrow-ok: host
 #pragma unroll 1
@@ -203,8 +203,7 @@ class layer_finisher {
         gate[0] = load8<Type>(p.gate.data + row * p.gate.step + 2 * col);
         if (p.up.data != nullptr) up[0] = load8<Type>(p.up.data + row * p.up.step + 2 * col);
       }
-      visit_kind(p.spec.kind,
-                 [&](auto kind) { activate_eights<kind()>(p.spec, gate, up, powers); });
+      visit_kind(p.spec.kind, [&](auto kind) { activate_vec8<kind()>(p.spec, gate, up, powers); });
       std::uint32_t words = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) words = larger_halves<Type>(words, gate[0].word[i]);
@@ -213,19 +212,19 @@ class layer_finisher {
       for (int distance = lanes / 2; distance > 0; distance /= 2) {
         largest = max(largest, __shfl_xor_sync(~0U, largest, distance));
       }
-      block_factor const by = usual_factor<Type>(largest);
+      block_factor const by = row_major_factor<Type>(largest);
       raw8<dtype::e4m3> const codes = by.reciprocal != 0.0F
                                           ? easy_codes_of<dtype::e4m3>(gate[0], by)
                                           : divided_codes_of<dtype::e4m3>(gate[0], by.factor);
       if (!exists) continue;
       store8<dtype::e4m3>(p.to.codes + row * p.to.code_step + col, codes);
       if (thread_ % lanes != 0) continue;
-      p.to.scales[row * p.to.scale_step + std::uint64_t{col / usual_group} * p.to.group_step] =
+      p.to.scales[row * p.to.scale_step + std::uint64_t{col / row_major_group} * p.to.group_step] =
           __uint_as_float(by.scale);
     }
   }
 
-  layer_wgmma_parameters const& p_;
+  sm90_fused_layer_parameters const& p_;
   layer_memory<Tile>& memory_;
   int thread_;
 };

@@ -4,14 +4,14 @@
 #include "cuda/kernels/gemm/sm90/swap_ab/kernel.cuh"
 #include "cuda/kernels/plan/small_batch_sort.cuh"
 
-/// The block of grouped_gemm_wgmma.cuh, which takes tiles of gate_up and then of down from one
+/// The block of sm90_swap_ab_gemm.cuh, which takes tiles of gate_up and then of down from one
 /// queue. A tile of down asks for its weights at once and waits for the codes of its rows. It waits
 /// for tiles alone that were taken from the queue before it, by blocks that run: so it gets them,
 /// however few blocks there is room for. Here is who feeds; layer_wgmma_steps.cuh has the others.
 namespace moe64::cuda {
 
-template <class Numbers, int Rows, int Stages>
-struct layer_tile_shape : wgmma_tile<Numbers, Rows, Stages> {
+template <class Elements, int Rows, int Stages>
+struct layer_tile_shape : swap_ab_tile<Elements, Rows, Stages> {
   static constexpr int rows_out = 16;
   static constexpr int out_bytes = rows_out * 128;
 };
@@ -35,10 +35,10 @@ using layer_tile_place = ring_place<layer_tile_slots>;
 
 template <class Tile>
 struct layer_memory {
-  wgmma_memory<Tile> of;
+  swap_ab_memory<Tile> of;
   sorted_few sorted;
-  int begins[few_slots];  ///< row of a slot with which a unit begins, or nobody
-  layer_unit unit[few_slots];
+  int begins[small_batch];  ///< row of a slot with which a unit begins, or nobody
+  layer_unit unit[small_batch];
   int units;
   layer_tile tile[layer_tile_slots];
   ring_barriers<layer_tile_slots> tiles;
@@ -126,7 +126,7 @@ class layer_reader {
 template <class Tile>
 class layer_queue {
  public:
-  __device__ layer_queue(layer_wgmma_parameters const& p, layer_memory<Tile> const& memory)
+  __device__ layer_queue(sm90_fused_layer_parameters const& p, layer_memory<Tile> const& memory)
       : memory_(memory),
         parts_(static_cast<unsigned>(p.product[0].parts)),  // narrow-ok: 1 or 2
         of_gate_up_(parts_ * tiles_of(p.product[0])),
@@ -160,7 +160,7 @@ class layer_queue {
   }
 
  private:
-  [[nodiscard]] static __device__ unsigned tiles_of(grouped_gemm_wgmma_parameters const& product) {
+  [[nodiscard]] static __device__ unsigned tiles_of(sm90_gemm_parameters const& product) {
     return static_cast<unsigned>(ceil_div(product.n_part, index_t{Tile::outs}));  // narrow-ok: host
   }
 
@@ -190,8 +190,8 @@ __device__ inline void fence_copies() { asm volatile("fence.proxy.async;" ::: "m
 /// By one warp: to ask whether the codes of an activation are there takes an answer of memory, for
 /// which those who load do not wait.
 template <class Tile>
-__device__ void watch_x(layer_wgmma_parameters const& p, layer_memory<Tile>& memory) {
-  begin_early();
+__device__ void watch_x(sm90_fused_layer_parameters const& p, layer_memory<Tile>& memory) {
+  pdl_begin();
   layer_reader<Tile> reader(memory);
   for (;; reader.done()) {
     layer_tile const& tile = reader.await();
@@ -206,12 +206,12 @@ __device__ void watch_x(layer_wgmma_parameters const& p, layer_memory<Tile>& mem
   }
 }
 
-/// By one thread: takes tiles from the queue and has their stages filled. As stage_loader, but
-/// weights do not wait for x.
+/// By one thread: takes tiles from the queue and has their stages filled. As
+/// swap_ab_operand_producer, but weights do not wait for x.
 template <class Tile>
 class layer_loader {
  public:
-  __device__ layer_loader(layer_wgmma_parameters const& p, layer_memory<Tile>& memory)
+  __device__ layer_loader(sm90_fused_layer_parameters const& p, layer_memory<Tile>& memory)
       : p_(p), memory_(memory), queue_(p, memory) {}
 
   /// From tile `number` on.
@@ -231,7 +231,7 @@ class layer_loader {
   }
 
  private:
-  static constexpr index_t stage_k = Tile::numbers::stage_k;
+  static constexpr index_t stage_k = Tile::elements::stage_k;
 
   /// A block that begins with down has time: gate_up is read first.
   __device__ void give_way() const {
@@ -246,7 +246,7 @@ class layer_loader {
         Tile::weight_bytes + tile.eights() * 1024);
     cute::set_barrier_transaction_bytes(filled, bytes);
     cute::SM90_TMA_LOAD_3D::copy(&p_.product[tile.product].weights[tile.part], &filled, hint,
-                                 memory_.of.stage[slot], k * Tile::numbers::stage_k, tile.out,
+                                 memory_.of.stage[slot], k * Tile::elements::stage_k, tile.out,
                                  tile.expert);
   }
   __device__ void load_x(layer_tile const& tile, int k, int slot) const {
@@ -255,7 +255,7 @@ class layer_loader {
     int const box = tile.eights() - 1;
     cute::SM90_TMA_LOAD_2D::copy(&p_.product[tile.product].x[box], &memory_.of.stages.filled[slot],
                                  hint, memory_.of.stage[slot] + Tile::weight_bytes,
-                                 k * Tile::numbers::stage_k, tile.row);
+                                 k * Tile::elements::stage_k, tile.row);
   }
 
   /// The number of the next tile. It is taken when this one is nearly on its way: not by a block
@@ -296,18 +296,19 @@ class layer_loader {
     return taken ? next : atomicAdd(p_.counters, 1U);
   }
 
-  layer_wgmma_parameters const& p_;
+  sm90_fused_layer_parameters const& p_;
   layer_memory<Tile>& memory_;
   layer_queue<Tile> queue_;
   ring_place<Tile::stages> at_, x_at_;
 };
 
-/// By two warps, as factor_maker, but for few rows: a thread has a block along k, so that all
-/// scales are asked for at once.
+/// By two warps, as swap_ab_scale_producer, but for few rows: a thread has a block along k, so that
+/// all scales are asked for at once.
 template <class Tile>
 class layer_factors {
  public:
-  __device__ layer_factors(layer_wgmma_parameters const& p, layer_memory<Tile>& memory, int number)
+  __device__ layer_factors(sm90_fused_layer_parameters const& p, layer_memory<Tile>& memory,
+                           int number)
       : p_(p), memory_(memory), number_(number) {}
 
   __device__ void run() {
@@ -315,8 +316,8 @@ class layer_factors {
     for (;;) {
       layer_tile const tile = reader.await();
       if (tile.expert < 0) return;
-      grouped_gemm_wgmma_parameters const& p = p_.product[tile.product];
-      index_t const k = ceil_div(p.k, index_t{Tile::numbers::stage_k});
+      sm90_gemm_parameters const& p = p_.product[tile.product];
+      index_t const k = ceil_div(p.k, index_t{Tile::elements::stage_k});
       auto const k_blocks = static_cast<int>(k);  // narrow-ok: host looked
       float of_weights = weight_scale(tile, number_, k_blocks);
       await(memory_.x_there[reader.at().slot], reader.at().parity);
@@ -334,14 +335,14 @@ class layer_factors {
 
   [[nodiscard]] __device__ float weight_scale(layer_tile const& tile, int k, int k_blocks) const {
     if (k >= k_blocks) return 0.0F;
-    wgmma_scales const& scales = p_.product[tile.product].weight_scales[tile.part];
+    block_scales const& scales = p_.product[tile.product].weight_scales[tile.part];
     int const n = scales.data == nullptr ? 0 : tile.out / 128 / scales.n_blocks;
     return scale_row(scales, tile.expert, n).at(k);
   }
 
   /// Of blocks [first, first + threads) along k.
   __device__ void make(layer_tile const& tile, int first, int k_blocks, float of_weights) {
-    wgmma_memory<Tile>& memory = memory_.of;
+    swap_ab_memory<Tile>& memory = memory_.of;
     int const mine = first + number_;
     float of_rows[Tile::rows];
 #pragma unroll
@@ -366,7 +367,7 @@ class layer_factors {
     }
   }
 
-  layer_wgmma_parameters const& p_;
+  sm90_fused_layer_parameters const& p_;
   layer_memory<Tile>& memory_;
   int number_;
   ring_place<Tile::stages> at_;

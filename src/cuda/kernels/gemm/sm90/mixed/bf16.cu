@@ -3,11 +3,13 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_decode_parameters> eight_bits_kernel_small<bf16_left>(wgmma_size size) {
-  if (size == wgmma_size::few) {
-    return {"grouped_gemm_wgmma_decode_bf16_few", grouped_gemm_decode<eight_bits_few<bf16_left>>};
+kernel<sm90_mixed_parameters> w8_small_m_kernel<bf16_register_operand>(tile_shape size) {
+  if (size == tile_shape::m32n128) {
+    return {"grouped_gemm_wgmma_decode_bf16_few",
+            sm90_mixed_gemm<w8_m32n128<bf16_register_operand>>};
   }
-  return {"grouped_gemm_wgmma_decode_bf16_some", grouped_gemm_decode<eight_bits_some<bf16_left>>};
+  return {"grouped_gemm_wgmma_decode_bf16_some",
+          sm90_mixed_gemm<w8_m64n128<bf16_register_operand>>};
 }
 
 }  // namespace moe64::cuda

@@ -3,8 +3,9 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_decode_parameters> eight_bits_kernel_many<bf16_left>() {
-  return {"grouped_gemm_wgmma_decode_bf16_many", grouped_gemm_decode<eight_bits_many<bf16_left>>};
+kernel<sm90_mixed_parameters> w8_m288n128_kernel<bf16_register_operand>() {
+  return {"grouped_gemm_wgmma_decode_bf16_many",
+          sm90_mixed_gemm<w8_m288n128<bf16_register_operand>>};
 }
 
 }  // namespace moe64::cuda

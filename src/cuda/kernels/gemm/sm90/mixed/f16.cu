@@ -3,11 +3,11 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_decode_parameters> eight_bits_kernel_small<f16_left>(wgmma_size size) {
-  if (size == wgmma_size::few) {
-    return {"grouped_gemm_wgmma_decode_f16_few", grouped_gemm_decode<eight_bits_few<f16_left>>};
+kernel<sm90_mixed_parameters> w8_small_m_kernel<f16_register_operand>(tile_shape size) {
+  if (size == tile_shape::m32n128) {
+    return {"grouped_gemm_wgmma_decode_f16_few", sm90_mixed_gemm<w8_m32n128<f16_register_operand>>};
   }
-  return {"grouped_gemm_wgmma_decode_f16_some", grouped_gemm_decode<eight_bits_some<f16_left>>};
+  return {"grouped_gemm_wgmma_decode_f16_some", sm90_mixed_gemm<w8_m64n128<f16_register_operand>>};
 }
 
 }  // namespace moe64::cuda

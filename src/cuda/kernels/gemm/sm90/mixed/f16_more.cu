@@ -3,8 +3,8 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_decode_parameters> eight_bits_kernel_more<f16_left>() {
-  return {"grouped_gemm_wgmma_decode_f16_more", grouped_gemm_decode<eight_bits_more<f16_left>>};
+kernel<sm90_mixed_parameters> w8_m160n128_kernel<f16_register_operand>() {
+  return {"grouped_gemm_wgmma_decode_f16_more", sm90_mixed_gemm<w8_m160n128<f16_register_operand>>};
 }
 
 }  // namespace moe64::cuda

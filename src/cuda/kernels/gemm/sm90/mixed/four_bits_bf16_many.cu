@@ -3,9 +3,9 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_decode_parameters> four_bits_kernel_many<bf16_left>() {
+kernel<sm90_mixed_parameters> w4_m288n128_kernel<bf16_register_operand>() {
   return {"grouped_gemm_wgmma_decode_four_bits_bf16_many",
-          grouped_gemm_decode<four_bits_many<bf16_left>>};
+          sm90_mixed_gemm<w4_m288n128<bf16_register_operand>>};
 }
 
 }  // namespace moe64::cuda

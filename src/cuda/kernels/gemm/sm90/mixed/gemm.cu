@@ -4,52 +4,52 @@ namespace moe64::cuda {
 namespace {
 
 template <class Left>
-kernel<grouped_gemm_decode_parameters> kernel_of(wgmma_size size, decode_weights weights) {
-  bool const more = size == wgmma_size::more, many = more || size == wgmma_size::many;
+kernel<sm90_mixed_parameters> kernel_of(tile_shape size, mixed_weights weights) {
+  bool const more = size == tile_shape::m160n128, many = more || size == tile_shape::m288n128;
   switch (weights) {
-    case decode_weights::eight_bits:
-      if (more) return eight_bits_kernel_more<Left>();
-      return many ? eight_bits_kernel_many<Left>() : eight_bits_kernel_small<Left>(size);
-    case decode_weights::eight_bits_transposed:
-      return many ? transposed_kernel_many<Left>() : transposed_kernel_small<Left>(size);
+    case mixed_weights::eight_bits:
+      if (more) return w8_m160n128_kernel<Left>();
+      return many ? w8_m288n128_kernel<Left>() : w8_small_m_kernel<Left>(size);
+    case mixed_weights::eight_bits_transposed:
+      return many ? w8t_m288n128_kernel<Left>() : w8t_small_m_kernel<Left>(size);
     default:
-      return many ? four_bits_kernel_many<Left>() : four_bits_kernel_small<Left>(size);
+      return many ? w4_m288n128_kernel<Left>() : w4_small_m_kernel<Left>(size);
   }
 }
 
 template <class Few, class Some, class Many, class More = Many>
-decode_shape shape_of(wgmma_size size) {
+mixed_config shape_of(tile_shape size) {
   switch (size) {
-    case wgmma_size::few:
-      return decode_shape_of<Few>;
-    case wgmma_size::some:
-      return decode_shape_of<Some>;
-    case wgmma_size::more:
-      return decode_shape_of<More>;
+    case tile_shape::m32n128:
+      return mixed_config_of<Few>;
+    case tile_shape::m64n128:
+      return mixed_config_of<Some>;
+    case tile_shape::m160n128:
+      return mixed_config_of<More>;
     default:
-      return decode_shape_of<Many>;
+      return mixed_config_of<Many>;
   }
 }
 
 }  // namespace
 
-decode_shape grouped_gemm_decode_shape(wgmma_size size, decode_weights weights) {
-  using left = bf16_left;  // f16 has the same shapes
+mixed_config sm90_mixed_config(tile_shape size, mixed_weights weights) {
+  using left = bf16_register_operand;  // f16 has the same shapes
   switch (weights) {
-    case decode_weights::eight_bits:
-      return shape_of<eight_bits_few<left>, eight_bits_some<left>, eight_bits_many<left>,
-                      eight_bits_more<left>>(size);
-    case decode_weights::eight_bits_transposed:
-      return shape_of<transposed_few<left>, transposed_some<left>, transposed_many<left>>(size);
+    case mixed_weights::eight_bits:
+      return shape_of<w8_m32n128<left>, w8_m64n128<left>, w8_m288n128<left>, w8_m160n128<left>>(
+          size);
+    case mixed_weights::eight_bits_transposed:
+      return shape_of<w8t_m32n128<left>, w8t_m64n128<left>, w8t_m288n128<left>>(size);
     default:
-      return shape_of<four_bits_few<left>, four_bits_some<left>, four_bits_many<left>>(size);
+      return shape_of<w4_m32n128<left>, w4_m64n128<left>, w4_m288n128<left>>(size);
   }
 }
 
-kernel<grouped_gemm_decode_parameters> grouped_gemm_decode_kernel(wgmma_size size, dtype numbers,
-                                                                  decode_weights weights) {
-  return numbers == dtype::bf16 ? kernel_of<bf16_left>(size, weights)
-                                : kernel_of<f16_left>(size, weights);
+kernel<sm90_mixed_parameters> sm90_mixed_kernel(tile_shape size, dtype numbers,
+                                                mixed_weights weights) {
+  return numbers == dtype::bf16 ? kernel_of<bf16_register_operand>(size, weights)
+                                : kernel_of<f16_register_operand>(size, weights);
 }
 
 }  // namespace moe64::cuda

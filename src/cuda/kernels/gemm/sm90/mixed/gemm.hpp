@@ -27,48 +27,48 @@ struct group_scales {
 inline constexpr int most_run_bytes = 16;
 
 /// Rows of y that the copy engine may write at a time.
-inline constexpr int decode_box_rows[] = {8, 32, 64};
+inline constexpr int mixed_store_box_rows[] = {8, 32, 64};
 
 /// y = x W^T for sm_90a where x are numbers and weights are codes, which become numbers of the type
 /// of x on their way to the tensor cores: the bits are those of decoded weights. n counts outputs,
 /// k is summed over: with transposed weights those are their columns and rows.
-struct grouped_gemm_decode_parameters {
+struct sm90_mixed_parameters {
   /// Per part (k, n, place): boxes of stage_k codes x a tile's outputs; transposed (n, k, place),
   /// boxes of a tile's outputs x stage_k.
   tensor_map weights[2];
-  tensor_map x[5];           ///< (k, part, row): boxes of 64 numbers x 8, 16, 32, 64, 128 rows
-  tensor_view expert_begin;  ///< [experts + 1] int64
-  wgmma_scales scales[2];    ///< per part, by n and k; of codes of 8 bits
-  part_places at[2];         ///< per part, where the matrices of experts are
-  bool row_scales;           ///< they belong to rows of weights, not to blocks
-  group_scales groups[2];    ///< per part; of codes of 4 bits
+  tensor_map x[5];              ///< (k, part, row): boxes of 64 numbers x 8, 16, 32, 64, 128 rows
+  tensor_view expert_begin;     ///< [experts + 1] int64
+  block_scales scales[2];       ///< per part, by n and k; of codes of 8 bits
+  part_places expert_place[2];  ///< per part, where the matrices of experts are
+  bool row_scales;              ///< they belong to rows of weights, not to blocks
+  group_scales groups[2];       ///< per part; of codes of 4 bits
   /// What codes of 4 bits mean: code i is the f16 whose upper byte is byte i, and whose lower is 0.
   std::uint32_t four_bits[4];
-  tensor_view bias[2];     ///< per part [experts, n_part] f32 bf16 f16, or absent
-  int n_parts, k_parts;    ///< how many parts lie side by side along n and along k; one is 1
-  index_t n_part, k_part;  ///< extents of a part
-  mma_low_rank low_rank;   ///< by which sums begin
-  tensor_map u[5];         ///< of it (k, 0, row): boxes as of x
-  tensor_view y;           ///< [capacity, n_parts * n_part] bf16 f16
+  tensor_view bias[2];         ///< per part [experts, n_part] f32 bf16 f16, or absent
+  int n_parts, k_parts;        ///< how many parts lie side by side along n and along k; one is 1
+  index_t n_part, k_part;      ///< extents of a part
+  low_rank_operands low_rank;  ///< by which sums begin
+  tensor_map u[5];             ///< of it (k, 0, row): boxes as of x
+  tensor_view y;               ///< [capacity, n_parts * n_part] bf16 f16
   /// Rows of y begin at multiples of 16 bytes, in each part. Then the copy engine writes it:
-  /// (output, part, row), boxes of 64 outputs x decode_box_rows.
+  /// (output, part, row), boxes of 64 outputs x mixed_store_box_rows.
   bool y_vectors;
-  tensor_map y_map[std::size(decode_box_rows)];
-  bool once;  ///< weights are read about once: they need not stay in the cache
+  tensor_map y_map[std::size(mixed_store_box_rows)];
+  bool evict_first;  ///< weights are read about once: they need not stay in the cache
 };
 
-struct decode_shape {
-  wgmma_shape tile;
+struct mixed_config {
+  gemm_config tile;
   int stage_k;          ///< codes along k of a box of weights
   index_t blocks_each;  ///< blocks of threads that a multiprocessor holds
 };
 
 /// Which of the kernels a call needs.
-enum class decode_weights { eight_bits, eight_bits_transposed, four_bits };
+enum class mixed_weights { eight_bits, eight_bits_transposed, four_bits };
 
-[[nodiscard]] decode_shape grouped_gemm_decode_shape(wgmma_size size, decode_weights weights);
+[[nodiscard]] mixed_config sm90_mixed_config(tile_shape size, mixed_weights weights);
 /// `numbers`: type of x, bf16 f16.
-[[nodiscard]] kernel<grouped_gemm_decode_parameters> grouped_gemm_decode_kernel(
-    wgmma_size size, dtype numbers, decode_weights weights);
+[[nodiscard]] kernel<sm90_mixed_parameters> sm90_mixed_kernel(tile_shape size, dtype numbers,
+                                                              mixed_weights weights);
 
 }  // namespace moe64::cuda

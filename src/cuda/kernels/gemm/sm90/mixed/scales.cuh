@@ -8,9 +8,9 @@ namespace moe64::cuda {
 
 /// By one warp: the scales of a tile as f32.
 template <class Tile>
-class scale_loader {
+class block_scale_producer {
  public:
-  __device__ scale_loader(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory)
+  __device__ block_scale_producer(sm90_mixed_parameters const& p, mixed_memory<Tile>& memory)
       : p_(p), memory_(memory) {}
   __device__ void load(gemm_tile const& tile) {
     int const blocks = static_cast<int>(ceil_div(p_.k_part, index_t{128}));  // narrow-ok: an int
@@ -29,13 +29,14 @@ class scale_loader {
 
   __device__ void find_places(gemm_tile const& tile) {
     for (int part = 0; part < (Tile::transposed ? p_.k_parts : 1); ++part) {
-      index_t const place = scale_place_of(p_.at[Tile::transposed ? part : tile.part], tile.expert);
+      index_t const place =
+          scale_place_of(p_.expert_place[Tile::transposed ? part : tile.part], tile.expert);
       memory_.scale_place[part] = static_cast<int>(place);  // narrow-ok: host looked
     }
   }
 
   __device__ void load_blocks(gemm_tile const& tile, int blocks) {
-    wgmma_scales const& scales = p_.scales[tile.part];
+    block_scales const& scales = p_.scales[tile.part];
     index_t const n = p_.row_scales ? tile.out : tile.out / 128 / scales.n_blocks;
     index_t const place = memory_.scale_place[0], from = place * scales.expert + n * scales.n;
     // How many there are, 0 behind them: of outputs or along k. NaN without a place.
@@ -90,7 +91,7 @@ class scale_loader {
 
   /// Of the weights at number k of a part along k; all ones, NaN in each type, without a place.
   [[nodiscard]] __device__ std::uint32_t code_of(gemm_tile const& tile, int part, int k) const {
-    wgmma_scales const& scales = p_.scales[part];
+    block_scales const& scales = p_.scales[part];
     if (k >= p_.k_part || tile.out >= p_.n_part) return 0;
     index_t const at = p_.row_scales ? k * scales.k
                                      : tile.out / 128 / scales.n_blocks * scales.n +
@@ -99,8 +100,8 @@ class scale_loader {
     return place < 0 ? ~0U : load_code(scales.type, scales.data, place * scales.expert + at);
   }
 
-  grouped_gemm_decode_parameters const& p_;
-  decode_memory<Tile>& memory_;
+  sm90_mixed_parameters const& p_;
+  mixed_memory<Tile>& memory_;
   ring_place<Tile::scale_slots> at_;
 };
 
@@ -120,10 +121,10 @@ struct scale_run {
 /// By Tile::scale_warps warps, `warp` of them: the scales of groups as f32, several chunks at a
 /// time, since memory answers late.
 template <class Tile>
-class group_scale_loader {
+class group_scale_producer {
  public:
-  __device__ group_scale_loader(grouped_gemm_decode_parameters const& p,
-                                decode_memory<Tile>& memory, int warp)
+  __device__ group_scale_producer(sm90_mixed_parameters const& p, mixed_memory<Tile>& memory,
+                                  int warp)
       : p_(p), memory_(memory), first_(warp * each * 32 + lane_number()) {}
   __device__ void load(gemm_tile const& tile) {
     switch (p_.groups[tile.part].type) {
@@ -148,7 +149,7 @@ class group_scale_loader {
   __device__ void load_all(gemm_tile const& tile) {
     group_scales const& scales = p_.groups[tile.part];
     constexpr int bytes = bits(Type) / 8;
-    index_t const place = scale_place_of(p_.at[tile.part], tile.expert);
+    index_t const place = scale_place_of(p_.expert_place[tile.part], tile.expert);
     std::uint8_t const* lines[each];  // null: there are no weights
 #pragma unroll
     for (int i = 0; i < each; ++i) {
@@ -226,8 +227,8 @@ class group_scale_loader {
     at_.next();
   }
 
-  grouped_gemm_decode_parameters const& p_;
-  decode_memory<Tile>& memory_;
+  sm90_mixed_parameters const& p_;
+  mixed_memory<Tile>& memory_;
   int first_;  ///< of its outputs, which are 32 apart
   ring_place<Tile::scale_slots> at_;
 };

@@ -4,14 +4,14 @@
 #include "cuda/kernels/gemm/sm90/registers.cuh"
 #include "cuda/kernels/gemm/sm90/swap_ab/stage.cuh"
 
-/// Codes by numbers: as in grouped_gemm_wgmma.cuh a warp finds tiles, one has the copy engine fill
+/// Codes by numbers: as in sm90_swap_ab_gemm.cuh a warp finds tiles, one has the copy engine fill
 /// stages, one brings scales, and groups of four warps decode, multiply and add.
 namespace moe64::cuda {
 
 /// Which instructions multiply. Those of groups of four warps take as long for 8 rows as for 128
 /// when their left operand comes from registers; few rows are better off with those of one warp,
 /// which give the same bits.
-enum class decode_products { of_groups, of_warps };
+enum class mixed_mma { of_groups, of_warps };
 
 /// Codes of weights: how many bits they have, and how many scales come at a time for 128 outputs.
 struct eight_bit_codes {
@@ -25,12 +25,12 @@ struct four_bit_codes {
 /// width. Two blocks of threads that are a pair have the same rows and neighbouring outputs, and
 /// each copies half of the rows for both.
 template <class Left, class Codes, int Rows, int Halves, int StageK, int Stages, bool Pair,
-          decode_products Products>
-struct decode_tile {
+          mixed_mma Products>
+struct mixed_tile {
   using left = Left;
   using codes = Codes;
   static constexpr int groups = 2, rows = Rows, halves = Halves, stages = Stages;
-  static constexpr decode_products products = Products;
+  static constexpr mixed_mma products = Products;
   static constexpr bool transposed = false;
   /// A thread has two outputs of each 16, that far apart.
   static constexpr int out_step = 8;
@@ -40,7 +40,7 @@ struct decode_tile {
   static constexpr int threads = 128 * (groups + 1);
   /// Blocks of threads on a multiprocessor: where products are those of warps, while one waits for
   /// shared memory or for its products, the other decodes.
-  static constexpr int blocks_each = Products == decode_products::of_warps ? 2 : 1;
+  static constexpr int blocks_each = Products == mixed_mma::of_warps ? 2 : 1;
   /// Along k: a stage, of which panels of 64 numbers are multiplied at a time, 16 in each step.
   static constexpr int stage_k = StageK, panel_k = 64, panels = StageK / panel_k, steps = 4;
   static constexpr int line_bytes = StageK * Codes::bits / 8;  ///< codes of an output
@@ -49,7 +49,7 @@ struct decode_tile {
   /// Scales of groups are many: two warps bring them.
   static constexpr int scale_warps = Codes::bits == 4 ? 2 : 1;
   /// Whether a warp of its own brings the factor of a low-rank term ahead of its use.
-  static constexpr bool low_rank_ahead = Products == decode_products::of_groups && scale_warps == 1;
+  static constexpr bool low_rank_ahead = Products == mixed_mma::of_groups && scale_warps == 1;
   /// y is laid out in memory of the group's own, that many rows of it, and, what has no room there,
   /// in the group's share of the tile's last stage, once all have multiplied that.
   static constexpr int own_rows = Rows <= 32 ? Rows : Rows / 2;
@@ -75,7 +75,7 @@ inline constexpr int scale_chunk = 128;
 inline constexpr int low_rank_step = 16, low_rank_slots = 1;
 
 template <class Tile>
-struct decode_memory {
+struct mixed_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(1024) std::uint8_t out[Tile::groups][Tile::own_rows * 128];
   float scale[Tile::scale_slots][Tile::codes::scales];
@@ -94,19 +94,19 @@ struct decode_memory {
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>
-class decode_loader {
+class mixed_operand_producer {
  public:
-  __device__ decode_loader(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory)
+  __device__ mixed_operand_producer(sm90_mixed_parameters const& p, mixed_memory<Tile>& memory)
       : p_(p), memory_(memory), rank_(Tile::cluster == 1 ? 0 : rank_in_cluster()) {
     using cute::TMA::CacheHintSm90;
-    weights_hint_ = static_cast<std::uint64_t>(p.once ? CacheHintSm90::EVICT_FIRST
-                                                      : CacheHintSm90::EVICT_NORMAL);
+    weights_hint_ = static_cast<std::uint64_t>(p.evict_first ? CacheHintSm90::EVICT_FIRST
+                                                             : CacheHintSm90::EVICT_NORMAL);
   }
   /// `stages`: of a part of k.
   __device__ void load(gemm_tile const& tile, int stages) {
     for (int part = 0; part < (Tile::transposed ? p_.k_parts : 1); ++part) {
       memory_.matrix[part] =
-          matrix_coordinate(p_.at[Tile::transposed ? part : tile.part], tile.expert);
+          matrix_coordinate(p_.expert_place[Tile::transposed ? part : tile.part], tile.expert);
     }
     int const rank = static_cast<int>(p_.low_rank.rank);  // narrow-ok: host looked
     for (int k = 0; k < rank; k += Tile::stage_k) load_stage(tile, 0, p_.u, {k, 0});
@@ -173,8 +173,8 @@ class decode_loader {
     }
   }
 
-  grouped_gemm_decode_parameters const& p_;
-  decode_memory<Tile>& memory_;
+  sm90_mixed_parameters const& p_;
+  mixed_memory<Tile>& memory_;
   int rank_;
   std::uint64_t weights_hint_;
   ring_place<Tile::stages> at_;
@@ -182,9 +182,9 @@ class decode_loader {
 
 /// By one warp: the factor V of a low-rank term as f32.
 template <class Tile>
-class low_rank_loader {
+class low_rank_producer {
  public:
-  __device__ low_rank_loader(grouped_gemm_decode_parameters const& p, decode_memory<Tile>& memory)
+  __device__ low_rank_producer(sm90_mixed_parameters const& p, mixed_memory<Tile>& memory)
       : p_(p), memory_(memory) {}
   __device__ void load(gemm_tile const& tile) {
     for (index_t k = 0; k < p_.low_rank.rank; k += low_rank_step) {
@@ -211,7 +211,7 @@ class low_rank_loader {
   __device__ void fill(gemm_tile const& tile, index_t k) {
     constexpr int at_once = 8, each_lane = Tile::outs * low_rank_step / 32;
     constexpr int next_out = Tile::transposed ? 0 : 2, next_k = Tile::transposed ? 1 : 0;
-    mma_low_rank const& low = p_.low_rank;
+    low_rank_operands const& low = p_.low_rank;
     index_t const n_stride = low.n[tile.part], k_stride = low.k[tile.part];
     auto const* const from = static_cast<Stored const*>(low.weights[tile.part]) +
                              tile.expert * low.expert[tile.part] + tile.out * n_stride +
@@ -238,8 +238,8 @@ class low_rank_loader {
     }
   }
 
-  grouped_gemm_decode_parameters const& p_;
-  decode_memory<Tile>& memory_;
+  sm90_mixed_parameters const& p_;
+  mixed_memory<Tile>& memory_;
   ring_place<low_rank_slots> at_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/gemm/sm90/mixed/sums.cuh"
+#include "cuda/kernels/gemm/sm90/mixed/accumulators.cuh"
 
 #include <cute/arch/copy_sm90.hpp>
 
@@ -10,7 +10,7 @@ namespace moe64::cuda {
 /// Where 8 outputs of a row lie in a buffer of y: as the copy engine swizzles them.
 __device__ inline int place_out(int row, int eight) { return row * 128 + (eight ^ (row % 8)) * 16; }
 
-[[nodiscard]] __device__ inline int this_group() { return this_thread::number() / 128 - 1; }
+[[nodiscard]] __device__ inline int this_group() { return thread_index::number() / 128 - 1; }
 
 /// Rows [first, end) of a tile, laid out in `rows`.
 struct laid_out {
@@ -26,13 +26,13 @@ struct laid_out {
 
 /// The last `count` rows of a part, by the threads of a group.
 template <class Tile>
-__device__ void write_rows(decode_thread<Tile> const& thread, gemm_tile const& tile,
+__device__ void write_rows(mixed_consumer<Tile> const& thread, gemm_tile const& tile,
                            laid_out const& part, int count) {
   auto const& p = thread.p;
   auto* const y = static_cast<std::uint16_t*>(p.y.data);
   int const first_out = tile.out + this_group() * 64;
 #pragma unroll 1
-  for (int i = (part.count() - count) * 8 + this_thread::number() % 128; i < part.count() * 8;
+  for (int i = (part.count() - count) * 8 + thread_index::number() % 128; i < part.count() * 8;
        i += 128) {
     int const row = i / 8, out = first_out + i % 8 * 8;
     if (out >= p.n_part) continue;
@@ -52,13 +52,14 @@ __device__ void write_rows(decode_thread<Tile> const& thread, gemm_tile const& t
 /// By one thread: rows [row, end) of a part, whole eights, by the copy engine, which drops outputs
 /// that there are not.
 template <class Tile>
-__device__ void hand_over(decode_thread<Tile> const& thread, gemm_tile const& tile,
+__device__ void hand_over(mixed_consumer<Tile> const& thread, gemm_tile const& tile,
                           laid_out const& part, int row, int end) {
   int const out = tile.out + this_group() * 64;
   if (out >= thread.p.n_part) return;
 #pragma unroll
-  for (int i = std::size(decode_box_rows) - 1; i >= 0; --i) {
-    constexpr int box[] = {decode_box_rows[0], decode_box_rows[1], decode_box_rows[2]};
+  for (int i = std::size(mixed_store_box_rows) - 1; i >= 0; --i) {
+    constexpr int box[] = {mixed_store_box_rows[0], mixed_store_box_rows[1],
+                           mixed_store_box_rows[2]};
 #pragma unroll 1
     for (; row + box[i] <= end; row += box[i]) {
       cute::SM90_TMA_STORE_3D::copy(&thread.p.y_map[i], part.rows + row * 128, out, tile.part,
@@ -71,7 +72,7 @@ __device__ void hand_over(decode_thread<Tile> const& thread, gemm_tile const& ti
 /// By the whole group, once each thread has laid out its numbers of both parts; the copy engine
 /// reads them while the next tile has begun.
 template <class Tile>
-__device__ void write_parts(decode_thread<Tile> const& thread, gemm_tile const& tile,
+__device__ void write_parts(mixed_consumer<Tile> const& thread, gemm_tile const& tile,
                             laid_out const& first, laid_out const& second) {
   cute::tma_store_fence();
   thread.await_group();
@@ -86,15 +87,15 @@ __device__ void write_parts(decode_thread<Tile> const& thread, gemm_tile const& 
   // for what they handed over.
   if (cute::elect_one_sync() == 0) return;
   constexpr int box = 64;
-  int const warp = this_thread::warp();
+  int const warp = thread_index::warp();
   laid_out const part = laid_out::either(warp < 2, first, second);
   int const row = warp % 2 * box;
   hand_over(thread, tile, part, row, warp % 2 == 0 ? within(part.count(), box) : part.count());
 }
 
 template <class Tile, int Most>
-__device__ __forceinline__ void decode_sums<Tile, Most>::store(decode_thread<Tile>& thread,
-                                                               gemm_tile const& tile) {
+__device__ __forceinline__ void mixed_accumulators<Tile, Most>::store(mixed_consumer<Tile>& thread,
+                                                                      gemm_tile const& tile) {
   constexpr bool keeps = Tile::halves * Most > Tile::own_rows;
   if constexpr (keeps) {
     thread.keep();
@@ -119,7 +120,7 @@ __device__ __forceinline__ void decode_sums<Tile, Most>::store(decode_thread<Til
 }
 
 template <class Tile, int Most>
-__device__ void decode_sums<Tile, Most>::add_bias(decode_thread<Tile> const& thread) {
+__device__ void mixed_accumulators<Tile, Most>::add_bias(mixed_consumer<Tile> const& thread) {
 #pragma unroll
   for (int i = 0; i < Tile::halves * Most / 2; ++i) sums_[i] += thread.addend[i / 2 % 2];
 }
@@ -128,55 +129,56 @@ __device__ void decode_sums<Tile, Most>::add_bias(decode_thread<Tile> const& thr
 /// however many of them are the tile's: to ask would take longer than to lay them out.
 template <class Tile, int Most>
 template <int First, int Count>
-__device__ void decode_sums<Tile, Most>::lay_out(decode_thread<Tile> const& thread,
-                                                 std::uint8_t* to) const {
-  auto const as = [&]<class Numbers>(Numbers) {
+__device__ void mixed_accumulators<Tile, Most>::lay_out(mixed_consumer<Tile> const& thread,
+                                                        std::uint8_t* to) const {
+  auto const as = [&]<class Elements>(Elements) {
     if constexpr (Tile::transposed) {
-      lay_out_pairs<Numbers, Count>(sums_ + First / 2, to);
+      lay_out_pairs<Elements, Count>(sums_ + First / 2, to);
     } else {
-      lay_out_matrices<Numbers, Count>(sums_ + First / 2, to);
+      lay_out_matrices<Elements, Count>(sums_ + First / 2, to);
     }
   };
   if (thread.p.y.type == dtype::bf16) {
-    as(bf16_left());
+    as(bf16_register_operand());
   } else {
-    as(f16_left());
+    as(f16_register_operand());
   }
 }
 
 /// Two neighbouring outputs are one thread's.
 template <class Tile, int Most>
-template <class Numbers, int Count>
-__device__ void decode_sums<Tile, Most>::lay_out_pairs(float const* sums, std::uint8_t* to) {
-  int const lane = this_thread::lane();
-  int const eight = this_thread::warp() * 2 + lane / 16, within_eight = lane / 4 % 4 * 4;
+template <class Elements, int Count>
+__device__ void mixed_accumulators<Tile, Most>::lay_out_pairs(float const* sums, std::uint8_t* to) {
+  int const lane = thread_index::lane();
+  int const eight = thread_index::warp() * 2 + lane / 16, within_eight = lane / 4 % 4 * 4;
 #pragma unroll
   for (int r = 0; r < Count; r += 8) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       int const row = r + lane % 4 * 2 + i;
       *reinterpret_cast<std::uint32_t*>(to + place_out(row, eight) + within_eight) =
-          Numbers::of(sums[r / 2 + i], sums[r / 2 + 2 + i]);
+          Elements::of(sums[r / 2 + i], sums[r / 2 + 2 + i]);
     }
   }
 }
 
 template <class Tile, int Most>
-template <class Numbers, int Count>
-__device__ void decode_sums<Tile, Most>::lay_out_matrices(float const* sums, std::uint8_t* to) {
-  int const lane = this_thread::lane();
+template <class Elements, int Count>
+__device__ void mixed_accumulators<Tile, Most>::lay_out_matrices(float const* sums,
+                                                                 std::uint8_t* to) {
+  int const lane = thread_index::lane();
   // Four 8 x 8 matrices: rows 0 and 8 by outputs 0 and 8 of the warp's 16. Sixteen rows on, places
   // are exchanged alike.
-  to += place_out(lane / 16 * 8 + lane % 8, this_thread::warp() * 2 + lane / 8 % 2);
+  to += place_out(lane / 16 * 8 + lane % 8, thread_index::warp() * 2 + lane / 8 % 2);
 #pragma unroll
   for (int r = 0; r < Count; r += 16) {
     float const* const s = sums + r / 2;
     auto& place = *reinterpret_cast<cute::uint128_t*>(to + r * 128);
     if (r + 8 < Count) {
-      cute::SM90_U16x8_STSM_T::copy(Numbers::of(s[0], s[1]), Numbers::of(s[2], s[3]),
-                                    Numbers::of(s[4], s[5]), Numbers::of(s[6], s[7]), place);
+      cute::SM90_U16x8_STSM_T::copy(Elements::of(s[0], s[1]), Elements::of(s[2], s[3]),
+                                    Elements::of(s[4], s[5]), Elements::of(s[6], s[7]), place);
     } else {
-      cute::SM90_U16x4_STSM_T::copy(Numbers::of(s[0], s[1]), Numbers::of(s[2], s[3]), place);
+      cute::SM90_U16x4_STSM_T::copy(Elements::of(s[0], s[1]), Elements::of(s[2], s[3]), place);
     }
   }
 }

@@ -3,13 +3,13 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_decode_parameters> transposed_kernel_small<bf16_left>(wgmma_size size) {
-  if (size == wgmma_size::few) {
+kernel<sm90_mixed_parameters> w8t_small_m_kernel<bf16_register_operand>(tile_shape size) {
+  if (size == tile_shape::m32n128) {
     return {"grouped_gemm_wgmma_decode_transposed_bf16_few",
-            grouped_gemm_decode<transposed_few<bf16_left>>};
+            sm90_mixed_gemm<w8t_m32n128<bf16_register_operand>>};
   }
   return {"grouped_gemm_wgmma_decode_transposed_bf16_some",
-          grouped_gemm_decode<transposed_some<bf16_left>>};
+          sm90_mixed_gemm<w8t_m64n128<bf16_register_operand>>};
 }
 
 }  // namespace moe64::cuda

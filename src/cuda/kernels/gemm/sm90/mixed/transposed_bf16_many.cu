@@ -3,9 +3,9 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_decode_parameters> transposed_kernel_many<bf16_left>() {
+kernel<sm90_mixed_parameters> w8t_m288n128_kernel<bf16_register_operand>() {
   return {"grouped_gemm_wgmma_decode_transposed_bf16_many",
-          grouped_gemm_decode<transposed_many<bf16_left>>};
+          sm90_mixed_gemm<w8t_m288n128<bf16_register_operand>>};
 }
 
 }  // namespace moe64::cuda

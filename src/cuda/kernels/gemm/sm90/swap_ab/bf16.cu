@@ -3,11 +3,11 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_small<bf16_numbers>(wgmma_size size) {
-  if (size == wgmma_size::few) {
-    return {"grouped_gemm_wgmma_bf16_few", grouped_gemm_wgmma<wgmma_few<bf16_numbers>>, true};
+kernel<sm90_gemm_parameters> swap_ab_kernel<bf16_elements>(tile_shape size) {
+  if (size == tile_shape::m32n128) {
+    return {"sm90_bf16_m32n128", sm90_swap_ab_gemm<swap_ab_m32n128<bf16_elements>>, true};
   }
-  return {"grouped_gemm_wgmma_bf16_some", grouped_gemm_wgmma<wgmma_some<bf16_numbers>>, true};
+  return {"sm90_bf16_m64n128", sm90_swap_ab_gemm<swap_ab_m64n128<bf16_elements>>, true};
 }
 
 }  // namespace moe64::cuda

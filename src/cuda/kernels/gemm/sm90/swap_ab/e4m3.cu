@@ -3,11 +3,11 @@
 namespace moe64::cuda {
 
 template <>
-kernel<grouped_gemm_wgmma_parameters> wgmma_kernel_small<e4m3_numbers>(wgmma_size size) {
-  if (size == wgmma_size::few) {
-    return {"grouped_gemm_wgmma_e4m3_few", grouped_gemm_wgmma<wgmma_few<e4m3_numbers>>, true};
+kernel<sm90_gemm_parameters> swap_ab_kernel<e4m3_elements>(tile_shape size) {
+  if (size == tile_shape::m32n128) {
+    return {"sm90_w8a8_m32n128", sm90_swap_ab_gemm<swap_ab_m32n128<e4m3_elements>>, true};
   }
-  return {"grouped_gemm_wgmma_e4m3_some", grouped_gemm_wgmma<wgmma_some<e4m3_numbers>>, true};
+  return {"sm90_w8a8_m64n128", sm90_swap_ab_gemm<swap_ab_m64n128<e4m3_elements>>, true};
 }
 
 }  // namespace moe64::cuda

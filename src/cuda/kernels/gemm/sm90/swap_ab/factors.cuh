@@ -7,7 +7,7 @@ namespace moe64::cuda {
 /// One scale for each block of 128 along k; NaN where an expert has no place.
 class scale_row {
  public:
-  __device__ scale_row(wgmma_scales const& of, index_t place, index_t n)
+  __device__ scale_row(block_scales const& of, index_t place, index_t n)
       : of_(of), first_(place < 0 ? no_place : place * of.expert + n * of.n) {}
   [[nodiscard]] __device__ float at(int k_block) const {
     if (first_ < 0) return not_a_number();
@@ -20,23 +20,23 @@ class scale_row {
   }
 
  private:
-  wgmma_scales const& of_;
+  block_scales const& of_;
   index_t first_;
 };
 
 /// By two warps: the products of the scales of rows and of blocks of 128 outputs, a few blocks
 /// along k at a time, while the scales of the next ones are on their way.
 template <class Tile>
-class factor_maker {
+class swap_ab_scale_producer {
  public:
   static constexpr int threads = 64;
 
-  __device__ factor_maker(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory,
-                          int number)
+  __device__ swap_ab_scale_producer(sm90_gemm_parameters const& p, swap_ab_memory<Tile>& memory,
+                                    int number)
       : p_(p), memory_(memory), number_(number) {}
 
   __device__ void make(gemm_tile const& tile, int k_blocks) {
-    index_t const place = scale_place_of(p_.at[tile.part], tile.expert);
+    index_t const place = scale_place_of(p_.expert_place[tile.part], tile.expert);
     load(tile, place, 0, k_blocks);
     for (int k = 0; k < k_blocks; k += ahead) {
       float product[each][ahead];
@@ -68,7 +68,7 @@ class factor_maker {
   static constexpr int ahead = 2;
 
   __device__ void load(gemm_tile const& tile, index_t place, int k, int k_blocks) {
-    wgmma_scales const& scales = p_.weight_scales[tile.part];
+    block_scales const& scales = p_.weight_scales[tile.part];
     int const n = scales.data == nullptr ? 0 : tile.out / 128 / scales.n_blocks;
     scale_row const outs(scales, place, n);
 #pragma unroll
@@ -85,8 +85,8 @@ class factor_maker {
     }
   }
 
-  grouped_gemm_wgmma_parameters const& p_;
-  wgmma_memory<Tile>& memory_;
+  sm90_gemm_parameters const& p_;
+  swap_ab_memory<Tile>& memory_;
   int number_;
   ring_place<Tile::stages> at_;
   float of_rows_[each][ahead], of_weights_[ahead];

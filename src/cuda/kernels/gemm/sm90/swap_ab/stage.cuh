@@ -46,16 +46,16 @@ struct output_terms {
 
 /// A tile of 128 outputs and up to Rows rows, which are the right operand and so any multiple of 8;
 /// each group has 64 outputs.
-template <class Numbers, int Rows, int Stages>
-struct wgmma_tile {
-  using numbers = Numbers;
+template <class Elements, int Rows, int Stages>
+struct swap_ab_tile {
+  using elements = Elements;
   static constexpr int rows = Rows, stages = Stages;
   static constexpr int outs = 128;
   static constexpr int threads = 384;
   static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + Rows * 128;
   /// Products of scales: a thread of a group uses every fourth pair of rows, which lie together.
   static constexpr int factor_stride = (Rows / 4 + 3) / 4 * 4 + 4;
-  static constexpr int factors = Numbers::scaled ? 4 * factor_stride : 4;
+  static constexpr int factors = Elements::scaled ? 4 * factor_stride : 4;
   /// Where the factor of row r is.
   [[nodiscard]] static __device__ int factor_place(int r) {
     return r % 8 / 2 * factor_stride + r / 8 * 2 + r % 2;
@@ -66,7 +66,7 @@ struct wgmma_tile {
 };
 
 template <class Tile>
-struct wgmma_memory {
+struct swap_ab_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(16) float factor[Tile::stages][Tile::factors];
   alignas(16) std::uint8_t out[2][2][Tile::out_bytes];
@@ -161,16 +161,16 @@ __device__ inline int matrix_coordinate(part_places const& part, int expert) {
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>
-class stage_loader {
+class swap_ab_operand_producer {
  public:
-  __device__ stage_loader(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory)
+  __device__ swap_ab_operand_producer(sm90_gemm_parameters const& p, swap_ab_memory<Tile>& memory)
       : p_(p), memory_(memory) {
     using cute::TMA::CacheHintSm90;
-    weights_hint_ = static_cast<std::uint64_t>(p.once ? CacheHintSm90::EVICT_FIRST
-                                                      : CacheHintSm90::EVICT_NORMAL);
+    weights_hint_ = static_cast<std::uint64_t>(p.evict_first ? CacheHintSm90::EVICT_FIRST
+                                                             : CacheHintSm90::EVICT_NORMAL);
   }
   __device__ void load(gemm_tile const& tile, int k_blocks) {
-    int const matrix = matrix_coordinate(p_.at[tile.part], tile.expert);
+    int const matrix = matrix_coordinate(p_.expert_place[tile.part], tile.expert);
 #pragma unroll 1
     for (int k = 0; k < k_blocks; ++k) {
       memory_.stages.await_free(at_);
@@ -182,11 +182,11 @@ class stage_loader {
   /// The same for the first tile: weights of the first stages, which are free, before what writes x
   /// is awaited.
   __device__ void load_first(gemm_tile const& tile, int k_blocks) {
-    int const matrix = matrix_coordinate(p_.at[tile.part], tile.expert);
+    int const matrix = matrix_coordinate(p_.expert_place[tile.part], tile.expert);
 #pragma unroll 1
     for (int k = 0; k < k_blocks && k < Tile::stages; ++k) load_weights(tile, matrix, k, k);
-    await_earlier();
-    let_next_begin();
+    pdl_wait();
+    pdl_launch_dependents();
 #pragma unroll 1
     for (int k = 0; k < k_blocks; ++k) {
       if (k >= Tile::stages) {
@@ -206,7 +206,8 @@ class stage_loader {
         Tile::weight_bytes + tile.eights() * 1024);
     cute::set_barrier_transaction_bytes(filled, bytes);
     cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_,
-                                 memory_.stage[slot], k * Tile::numbers::stage_k, tile.out, matrix);
+                                 memory_.stage[slot], k * Tile::elements::stage_k, tile.out,
+                                 matrix);
   }
   /// Boxes of 128 rows down to 8: any number of eights. Rows behind the tile are of no use, and
   /// never reach y.
@@ -220,13 +221,13 @@ class stage_loader {
     for (int i = 4; i >= 0; --i) {
       if ((8 << i) > Tile::rows || (eights >> i & 1) == 0) continue;
       cute::SM90_TMA_LOAD_2D::copy(&p_.x[i], &filled, hint, to + done * 1024,
-                                   k * Tile::numbers::stage_k, tile.row + done * 8);
+                                   k * Tile::elements::stage_k, tile.row + done * 8);
       done += 1 << i;
     }
   }
 
-  grouped_gemm_wgmma_parameters const& p_;
-  wgmma_memory<Tile>& memory_;
+  sm90_gemm_parameters const& p_;
+  swap_ab_memory<Tile>& memory_;
   std::uint64_t weights_hint_;
   ring_place<Tile::stages> at_;
 };

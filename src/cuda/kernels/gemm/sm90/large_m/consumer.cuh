@@ -1,26 +1,26 @@
 #pragma once
 
 #include "cuda/kernels/device/thread_index.cuh"
-#include "cuda/kernels/gemm/sm90/wide/wide.cuh"
+#include "cuda/kernels/gemm/sm90/large_m/tile.cuh"
 
 /// What the threads that multiply large tiles do, however many groups they are.
 namespace moe64::cuda {
 
 /// What a thread of a group keeps from tile to tile.
 template <class Tile>
-struct wide_thread {
-  grouped_gemm_wgmma_parameters const& p;
-  wide_memory<Tile>& memory;
+struct consumer_thread {
+  sm90_gemm_parameters const& p;
+  large_m_memory<Tile>& memory;
   int group;  ///< of all lanes of a warp the same, which the compiler must know
   ring_place<Tile::stages> stage;
-  operand_place operands;  ///< of that stage: weights, behind them rows
+  smem_descriptor operands;  ///< of that stage: weights, behind them rows
   ring_place<Tile::chunks> scales;
   int middle = 0;  ///< of 192 outputs: where the scale of 64 to 127 is, behind the first
 
-  __device__ wide_thread(grouped_gemm_wgmma_parameters const& p_, wide_memory<Tile>& memory_)
+  __device__ consumer_thread(sm90_gemm_parameters const& p_, large_m_memory<Tile>& memory_)
       : p(p_),
         memory(memory_),
-        group(__shfl_sync(~0U, this_thread::number() / 128 - 1, 0)),
+        group(__shfl_sync(~0U, thread_index::number() / 128 - 1, 0)),
         operands(cute::cast_smem_ptr_to_uint(memory_.stage[0])) {}
 
   /// Where the operands of the next one are is found before it is awaited.
@@ -77,13 +77,13 @@ __device__ __forceinline__ void zero(float (&sums)[Count]) {
 }
 
 /// Begins the products of a stage: 64 rows on the left, `Right` on the right.
-template <class Numbers, int Right>
-__device__ __forceinline__ void begin_products(operand_place const& left,
-                                               operand_place const& right,
+template <class Elements, int Right>
+__device__ __forceinline__ void begin_products(smem_descriptor const& left,
+                                               smem_descriptor const& right,
                                                float (&products)[Right / 2]) {
   fence_registers(products);
   cute::warpgroup_arrive();
-  multiply_stage<Numbers, Right>(left, right, products, true);
+  wgmma_stage<Elements, Right>(left, right, products, true);
   cute::warpgroup_commit_batch();
 }
 template <int Count>
@@ -102,18 +102,18 @@ __device__ __forceinline__ float read_now(std::uint32_t shared_address) {
 /// What products whose right operand are rows are multiplied by: of each 8 of these the two that a
 /// thread has.
 template <class Tile>
-struct rest_factors {
+struct tail_scales {
   float of_row[Tile::rest / 4], of_outs;
 };
 /// Of rows from `row` of the tile on: block k of the chunk.
 template <class Tile>
-__device__ __forceinline__ rest_factors<Tile> read_rest_factors(wide_thread<Tile> const& thread,
-                                                                int row, int k) {
-  wide_memory<Tile>& memory = thread.memory;
-  int const slot = thread.scales.slot, own = row + this_thread::lane() % 4 * 2;
+__device__ __forceinline__ tail_scales<Tile> read_tail_scales(consumer_thread<Tile> const& thread,
+                                                              int row, int k) {
+  large_m_memory<Tile>& memory = thread.memory;
+  int const slot = thread.scales.slot, own = row + thread_index::lane() % 4 * 2;
   auto const first = cute::cast_smem_ptr_to_uint(&memory.row_scale[slot][own][k]);
   constexpr std::uint32_t row_bytes = sizeof(memory.row_scale[0][0]);
-  rest_factors<Tile> found;
+  tail_scales<Tile> found;
 #pragma unroll
   for (unsigned j = 0; j < Tile::rest / 4; ++j) {
     found.of_row[j] = read_now(first + (j / 2 * 8 + j % 2) * row_bytes);
@@ -123,8 +123,8 @@ __device__ __forceinline__ rest_factors<Tile> read_rest_factors(wide_thread<Tile
 }
 /// Adds such products.
 template <class Tile>
-__device__ __forceinline__ void add_scaled_rest(float const (&products)[Tile::rest / 2],
-                                                rest_factors<Tile> const& factors,
+__device__ __forceinline__ void add_scaled_tail(float const (&products)[Tile::rest / 2],
+                                                tail_scales<Tile> const& factors,
                                                 float (&sums)[Tile::rest / 2]) {
 #pragma unroll
   for (int j = 0; j < Tile::rest / 4; ++j) {
@@ -138,15 +138,15 @@ __device__ __forceinline__ void add_scaled_rest(float const (&products)[Tile::re
 
 /// Sums of 64 outputs, left, from `out` of the tile on.
 template <class Tile>
-__device__ __forceinline__ void finish_rest(output_terms<Tile::outs> const& terms, int out,
+__device__ __forceinline__ void finish_tail(output_terms<Tile::outs> const& terms, int out,
                                             float (&sums)[Tile::rest / 2]) {
-  out += this_thread::warp() * 16 + this_thread::lane() / 4;
+  out += thread_index::warp() * 16 + thread_index::lane() / 4;
 #pragma unroll
   for (int i = 0; i < Tile::rest / 2; ++i) sums[i] = terms.of(out + i % 4 / 2 * 8, sums[i]);
 }
 
-__device__ inline std::uint16_t* y_at(grouped_gemm_wgmma_parameters const& p, gemm_tile const& tile,
-                                      int row, int out) {
+__device__ inline std::uint16_t* y_at(sm90_gemm_parameters const& p, gemm_tile const& tile, int row,
+                                      int out) {
   return static_cast<std::uint16_t*>(p.y.data) + (tile.row + index_t{row}) * p.y.stride[0] +
          tile.part * p.n_part + out;
 }
@@ -174,11 +174,12 @@ __device__ __forceinline__ void lay_out(float const* sums, bool bf16, int lane,
 /// those that a part has not; by the whole group after await_handed(). Returns false, and has done
 /// nothing, where some of the rows are not there.
 template <class Tile>
-__device__ __forceinline__ bool hand_over(wide_thread<Tile> const& thread, gemm_tile const& tile,
-                                          bool bf16, int row, float const (&sums)[Tile::outs / 2]) {
-  grouped_gemm_wgmma_parameters const& p = thread.p;
+__device__ __forceinline__ bool hand_over(consumer_thread<Tile> const& thread,
+                                          gemm_tile const& tile, bool bf16, int row,
+                                          float const (&sums)[Tile::outs / 2]) {
+  sm90_gemm_parameters const& p = thread.p;
   if (!p.y_vectors || row + Tile::block > tile.rows) return false;
-  int const warp = this_thread::warp(), lane = this_thread::lane();
+  int const warp = thread_index::warp(), lane = thread_index::lane();
   std::uint8_t* const first = thread.memory.out[thread.group * 4];
 #pragma unroll
   for (int i = 0; i < Tile::outs / Tile::out_cols; ++i) {
@@ -204,10 +205,10 @@ __device__ __forceinline__ bool hand_over(wide_thread<Tile> const& thread, gemm_
 /// Of sums whose right operand are rows, from `row` of the tile on, and whose left operand are 64
 /// outputs from `out` of it on.
 template <class Tile>
-__device__ __forceinline__ void store_rest(wide_thread<Tile> const& thread, gemm_tile const& tile,
-                                           bool bf16, int row, int out,
+__device__ __forceinline__ void store_tail(consumer_thread<Tile> const& thread,
+                                           gemm_tile const& tile, bool bf16, int row, int out,
                                            float const (&sums)[Tile::rest / 2]) {
-  int const lane = this_thread::lane(), warp = this_thread::warp();
+  int const lane = thread_index::lane(), warp = thread_index::warp();
   std::uint8_t* const buffer = thread.memory.out[thread.group * 4 + warp];
   // Four 8 x 8 matrices, transposed: rows 0 by outputs 0 and 8 of the warp's 16, rows 8 by the
   // same.

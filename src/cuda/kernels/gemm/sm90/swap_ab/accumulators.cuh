@@ -17,20 +17,20 @@ __device__ inline void await_group(int group) {
   }
 }
 
-__device__ inline bool has_output_terms(grouped_gemm_wgmma_parameters const& p,
-                                        gemm_tile const& tile) {
-  return p.row_scales[tile.part].data != nullptr || p.bias[tile.part].present() || p.marks_lost;
+__device__ inline bool has_output_terms(sm90_gemm_parameters const& p, gemm_tile const& tile) {
+  return p.row_scales[tile.part].data != nullptr || p.bias[tile.part].present() || p.poison_invalid;
 }
 
 /// By the 128 threads of a group, before its sums: so their code is there once, and not for every
 /// number of rows. `first` is the first output of the terms in the tile.
 template <int Outs>
-__device__ void load_output_terms(grouped_gemm_wgmma_parameters const& p, gemm_tile const& tile,
-                                  int first, output_terms<Outs>& terms) {
+__device__ void load_output_terms(sm90_gemm_parameters const& p, gemm_tile const& tile, int first,
+                                  output_terms<Outs>& terms) {
   if (!has_output_terms(p, tile)) return;
   tensor_view const& bias = p.bias[tile.part];
-  index_t const place = scale_place_of(p.at[tile.part], tile.expert);
-  float const none = p.marks_lost ? -0.0F : 0.0F;  // -0: what would not be touched keeps its bits
+  index_t const place = scale_place_of(p.expert_place[tile.part], tile.expert);
+  float const none =
+      p.poison_invalid ? -0.0F : 0.0F;  // -0: what would not be touched keeps its bits
 #pragma unroll 1
   for (int i = thread_number() % 128; i < Outs; i += 128) {
     index_t const out = index_t{tile.out} + first + i;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void write_whole_eight(std::uint16_t* to, uint4 const
 }
 
 /// Outputs [out, out + 8) of a row, those that its part has.
-__device__ inline void write_eight(grouped_gemm_wgmma_parameters const& p, std::uint8_t const* from,
+__device__ inline void write_eight(sm90_gemm_parameters const& p, std::uint8_t const* from,
                                    std::uint16_t* to, int out) {
   if (p.y_vectors && out + 8 <= p.n_part) {
     write_whole_eight(to, *reinterpret_cast<uint4 const*>(from));
@@ -81,10 +81,10 @@ __device__ inline void write_eight(grouped_gemm_wgmma_parameters const& p, std::
 /// The sums of one thread of a group of four warps. The tensor cores give it, of the 64 outputs,
 /// outputs 16 * warp + lane / 4 and that + 8, and of each 8 rows the two from lane % 4 * 2 on.
 template <class Tile, int Rows>
-class group_sums {
+class swap_ab_accumulators {
  public:
-  __device__ group_sums(grouped_gemm_wgmma_parameters const& p, wgmma_memory<Tile>& memory,
-                        int group)
+  __device__ swap_ab_accumulators(sm90_gemm_parameters const& p, swap_ab_memory<Tile>& memory,
+                                  int group)
       : p_(p), memory_(memory), group_(group), lane_(lane_number()) {
 #pragma unroll
     for (float& sum : sums_) sum = 0.0F;
@@ -93,7 +93,7 @@ class group_sums {
   /// Adds the products over one stage.
   __device__ __forceinline__ void add(ring_place<Tile::stages> const& at) {
     memory_.stages.await_filled(at);
-    if constexpr (numbers::scaled) {
+    if constexpr (elements::scaled) {
       add_scaled(at.slot);
       release(at.slot);
     } else {
@@ -106,7 +106,7 @@ class group_sums {
   }
   /// After the last stage.
   __device__ __forceinline__ void end() {
-    if constexpr (!numbers::scaled) {
+    if constexpr (!elements::scaled) {
       cute::warpgroup_wait<0>();
       fence_registers(sums_);
       release(last_);
@@ -129,13 +129,13 @@ class group_sums {
  protected:
   static constexpr int row_bytes = 128;  ///< of y, in a buffer
 
-  using numbers = typename Tile::numbers;
+  using elements = typename Tile::elements;
 
-  [[nodiscard]] __device__ operand_place weights(int slot) const {
-    return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + group_ * 64 * 128));
+  [[nodiscard]] __device__ smem_descriptor weights(int slot) const {
+    return smem_descriptor(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + group_ * 64 * 128));
   }
-  [[nodiscard]] __device__ operand_place rows(int slot) const {
-    return operand_place(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes));
+  [[nodiscard]] __device__ smem_descriptor rows(int slot) const {
+    return smem_descriptor(cute::cast_smem_ptr_to_uint(memory_.stage[slot] + Tile::weight_bytes));
   }
 
   /// While one group scales and adds, the tensor cores multiply for the other.
@@ -144,7 +144,7 @@ class group_sums {
     float products[Rows / 2];
     fence_registers(products);
     cute::warpgroup_arrive();
-    multiply_stage<numbers, Rows>(weights(slot), rows(slot), products, true);
+    wgmma_stage<elements, Rows>(weights(slot), rows(slot), products, true);
     cute::warpgroup_commit_batch();
     cute::warpgroup_wait<0>();
     fence_registers(products);
@@ -153,7 +153,7 @@ class group_sums {
   __device__ __forceinline__ void add_numbers(int slot) {
     fence_registers(sums_);
     cute::warpgroup_arrive();
-    multiply_stage<numbers, Rows>(weights(slot), rows(slot), sums_, false);
+    wgmma_stage<elements, Rows>(weights(slot), rows(slot), sums_, false);
     cute::warpgroup_commit_batch();
     fence_registers(sums_);
   }
@@ -235,8 +235,8 @@ class group_sums {
     }
   }
 
-  grouped_gemm_wgmma_parameters const& p_;
-  wgmma_memory<Tile>& memory_;
+  sm90_gemm_parameters const& p_;
+  swap_ab_memory<Tile>& memory_;
   int group_, lane_;
   int last_ = -1;  ///< stage whose products may not be done
   float sums_[Rows / 2];

@@ -19,7 +19,7 @@ template <class Left>
 }
 
 /// Eight codes of 4 bits, the first in the lowest, as f16 by a table of their upper bytes
-/// (grouped_gemm_decode_parameters::four_bits).
+/// (sm90_mixed_parameters::four_bits).
 __device__ __forceinline__ half_run four_bit_halves(std::uint32_t codes,
                                                     std::uint32_t const (&table)[4]) {
   // A permutation takes one of 8 bytes for each of four codes: twice, and the fourth bit decides.
@@ -40,9 +40,9 @@ __device__ __forceinline__ half_run four_bit_halves(std::uint32_t codes,
 
 /// Where a thread of the groups is: in the rings, and in the tile.
 template <class Tile>
-struct decode_thread {
-  grouped_gemm_decode_parameters const& p;
-  decode_memory<Tile>& memory;
+struct mixed_consumer {
+  sm90_mixed_parameters const& p;
+  mixed_memory<Tile>& memory;
   int group, lane, out;  ///< out: the first of its two outputs of the tile
   ring_place<Tile::stages> stage;
   ring_place<Tile::scale_slots> scale;
@@ -51,8 +51,7 @@ struct decode_thread {
   unsigned turn = 0;
   float addend[2];  ///< bias of its outputs
 
-  __device__ decode_thread(grouped_gemm_decode_parameters const& parameters,
-                           decode_memory<Tile>& shared)
+  __device__ mixed_consumer(sm90_mixed_parameters const& parameters, mixed_memory<Tile>& shared)
       : p(parameters),
         memory(shared),
         group(warp_number() / 4 - 1),
@@ -68,7 +67,7 @@ struct decode_thread {
   }
   __device__ void await_group() const {
     auto const barrier =
-        static_cast<std::uint32_t>(this_thread::number() / 128);  // narrow-ok: 1, 2
+        static_cast<std::uint32_t>(thread_index::number() / 128);  // narrow-ok: 1, 2
     cutlass::arch::NamedBarrier::arrive_and_wait(128, barrier);
   }
 
@@ -134,7 +133,7 @@ struct decode_thread {
   }
 
   /// The numbers of panel `number` of a tile, which is where the thread is.
-  __device__ __forceinline__ void decode(int number, left_numbers (&to)[Tile::steps]) {
+  __device__ __forceinline__ void decode(int number, left_fragment (&to)[Tile::steps]) {
     constexpr bool many_in_chunk = !Tile::transposed && Tile::codes::bits == 8;
     constexpr int panels_per_chunk = panels_per_block * (many_in_chunk ? scale_chunk : 1);
     if (number % panels_per_chunk == 0) {
@@ -169,7 +168,7 @@ struct decode_thread {
     return lane / 4 / (8 / sixteens) % sixteens;
   }
 
-  __device__ __forceinline__ void decode_eight_bits(int number, left_numbers (&to)[Tile::steps]) {
+  __device__ __forceinline__ void decode_eight_bits(int number, left_fragment (&to)[Tile::steps]) {
     float const* const scales = memory.scale[scale.slot];
     int const first =
         p.row_scales ? out : out / 128 * 128 + number / panels_per_block % scale_chunk;
@@ -188,7 +187,7 @@ struct decode_thread {
   }
 
   /// 16 bytes are two steps of one output, in which each 4 bytes have 2 codes of a thread: a byte.
-  __device__ __forceinline__ void decode_four_bits(int number, left_numbers (&to)[Tile::steps]) {
+  __device__ __forceinline__ void decode_four_bits(int number, left_fragment (&to)[Tile::steps]) {
     int const log_steps = p.groups[0].log_steps;
     float const* const scales = memory.scale[scale.slot] + out;
     unsigned const mine = 0x40U + 0x11U * (lane % 4);
@@ -215,7 +214,7 @@ struct decode_thread {
 
   /// Lines of 128 outputs: matrices of 8 along k x 8 pairs of outputs, transposed as pairs, of
   /// which a thread gets two neighbours along k.
-  __device__ __forceinline__ void decode_transposed(int number, left_numbers (&to)[Tile::steps]) {
+  __device__ __forceinline__ void decode_transposed(int number, left_fragment (&to)[Tile::steps]) {
     int const chunk = (out / 16) ^ (lane % 8);
     shared_address const lines =
         shared_address_of(memory.stage[stage.slot] +

@@ -16,16 +16,19 @@ inline weight_spec const e4m3_blocks = {dtype::e4m3, granularity::block(128, 128
 inline std::vector<std::vector<index_t>> const row_counts{
     {0, 1, 7, 8, 9, 33, 0}, {31, 0, 63, 1, 64, 65}, {127, 128, 129, 0, 289, 17}};
 
-/// Numbers by codes on the tensor cores of Hopper, and the same products in other ways.
-class wgmma_decode_fixture : public testing::Test {
+/// Mixed-input products on sm_90a, and the same products in other ways.
+class mixed_input_fixture : public testing::Test {
  protected:
   [[nodiscard]] static target_stream where() { return target(); }
+  [[nodiscard]] static char const* mixed(grouped_gemm_args const& args) {
+    return bits(args.weights.type()) == 4 ? "sm90_w4a16" : "sm90_w8a16";
+  }
   [[nodiscard]] static support answer(grouped_gemm_args args) {
     args.implementation = {};
     for (implementation_report const& report : explain(args, where())) {
-      if (report.name == "wgmma_decode") return report.answer;
+      if (report.name == mixed(args)) return report.answer;
     }
-    return support::no("there is no wgmma_decode");
+    return support::no("there are no mixed-input kernels of sm_90a");
   }
   void SetUp() override {
     gemm_call const call(e4m3_blocks, {1, 128, 128}, {1}, dtype::bf16, content::integers, {});
@@ -43,7 +46,7 @@ class wgmma_decode_fixture : public testing::Test {
     test_tensor const expected(args.y.type, {args.y.extent[0], args.y.extent[1]});
     args.y = expected;
     grouped_gemm(args, cpu_stream());
-    EXPECT_EQ(difference(run(args, "wgmma_decode"), expected.numbers()), "");
+    EXPECT_EQ(difference(run(args, mixed(args)), expected.numbers()), "");
   }
   /// The same by weights that have been decoded before.
   [[nodiscard]] static std::vector<double> by_decoded(gemm_call const& call,
@@ -78,9 +81,9 @@ class wgmma_decode_fixture : public testing::Test {
                                                                 {300, 260, 137, 64, 272, 545}}) {
       gemm_call const call(spec, shape, counts, dtype::bf16, content::random,
                            {transpose, false, transpose ? 16 : 0});
-      std::vector<double> const expected = run(call.args, "mma");
+      std::vector<double> const expected = run(call.args, "sm80_mma");
       for (int repeat = 0; repeat < 3; ++repeat) {
-        EXPECT_EQ(difference(run(call.args, "wgmma_decode"), expected), "");
+        EXPECT_EQ(difference(run(call.args, mixed(call.args)), expected), "");
       }
     }
   }

@@ -1,6 +1,6 @@
 // grouped_gemm of numbers by codes of 4 bits on the tensor cores of Hopper: the bits of decoding
 // the weights first, with every kind of scales and in every size of tiles.
-#include "cuda/decode_fixture.hpp"
+#include "cuda/mixed_input_fixture.hpp"
 
 #include <limits>
 #include <string>
@@ -46,7 +46,7 @@ std::vector<weight_spec> const specs{
     {dtype::int4, g::block(32, 64), dtype::f32},
 };
 
-class cuda_four_bits : public test::wgmma_decode_fixture {};
+class cuda_four_bits : public test::mixed_input_fixture {};
 
 TEST_F(cuda_four_bits, have_the_bits_of_decoding_first) {
   std::size_t use = 0;
@@ -61,9 +61,9 @@ TEST_F(cuda_four_bits, have_the_bits_of_decoding_first) {
         gemm_call const call(spec, {parts ? 2 : 1, 328, cols}, counts, io, content::random,
                              {false, use % 3 == 0, use % 7 == 0 ? 16 : 0});
         ++use;
-        std::vector<double> const y = run(call.args, "wgmma_decode");
-        EXPECT_EQ(difference(y, by_decoded(call, "mma")), "");
-        EXPECT_EQ(difference(y, run(call.args, "mma")), "");
+        std::vector<double> const y = run(call.args, "sm90_w4a16");
+        EXPECT_EQ(difference(y, by_decoded(call, "sm80_mma")), "");
+        EXPECT_EQ(difference(y, run(call.args, "sm80_mma")), "");
       }
     }
   }
@@ -102,15 +102,15 @@ TEST_F(cuda_four_bits, scales_that_are_no_numbers_stay_where_they_are) {
     constexpr std::uint64_t nan = 0xff;
     call.weights.scales.set_code(nan, 1, 70, 12);
     call.weights.scales.set_code(nan, 2, 199, 0);
-    std::vector<double> const y = run(call.args, "wgmma_decode");
-    EXPECT_EQ(difference(y, run(call.args, "mma")), "");
+    std::vector<double> const y = run(call.args, "sm90_w4a16");
+    EXPECT_EQ(difference(y, run(call.args, "sm80_mma")), "");
   }
 }
 
 TEST_F(cuda_four_bits, a_row_has_the_same_bits_in_every_size_of_tiles) {
   for (weight_spec const& spec : {mx, nv}) {
     gemm_call const large(spec, {2, 320, 416}, {350, 90, 129}, dtype::bf16, content::random, {});
-    std::vector<double> const all = run(large.args, "wgmma_decode");
+    std::vector<double> const all = run(large.args, "sm90_w4a16");
     index_t const outs = large.args.y.extent[1];
     for (index_t const capacity : {20, 100, 350}) {
       // The first rows of the first expert alone.
@@ -120,7 +120,7 @@ TEST_F(cuda_four_bits, a_row_has_the_same_bits_in_every_size_of_tiles) {
       args.x = quantized_view::plain(tensor_view(large.x).slice(0, 0, capacity));
       args.expert_begin = begin;
       args.y = y;
-      std::vector<double> const now = run(args, "wgmma_decode");
+      std::vector<double> const now = run(args, "sm90_w4a16");
       EXPECT_EQ(difference(now, {all.begin(), all.begin() + capacity * outs}), "") << capacity;
     }
   }

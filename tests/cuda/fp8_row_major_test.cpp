@@ -42,7 +42,7 @@ void fill(test_tensor& x, double size) {
   });
 }
 
-TEST(cuda_usual, activations_of_many_widths) {
+TEST(cuda_row_major, activations_of_many_widths) {
   test::test_plan const p = plan_of(15, 3);
   for (index_t const inter : {16, 64, 112, 128, 144, 512, 768, 1024, 1040, 2048, 2880, 16400}) {
     for (dtype const type : {dtype::bf16, dtype::f16}) {
@@ -73,7 +73,7 @@ TEST(cuda_usual, activations_of_many_widths) {
   }
 }
 
-TEST(cuda_usual, rows_of_many_widths) {
+TEST(cuda_row_major, rows_of_many_widths) {
   for (index_t const top_k : {1, 3, 8, 9, 33}) {
     test::test_plan const p = plan_of(19, top_k);
     for (index_t const hidden : {16, 128, 144, 2048, 7168, 16384, 16400}) {
@@ -99,7 +99,7 @@ TEST(cuda_usual, rows_of_many_widths) {
 }
 
 /// Enough numbers for the table of gates; rows of one warp, of several, and not of whole warps.
-TEST(cuda_usual, every_gate_by_the_table) {
+TEST(cuda_row_major, every_gate_by_the_table) {
   for (index_t const inter : {1024, 800, 2048, 24576}) {
     index_t const rows = ceil_div(index_t{1} << 22, inter) + 3;
     test_tensor gate(dtype::bf16, {rows, inter}), up(dtype::bf16, {rows, inter});

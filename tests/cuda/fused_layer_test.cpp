@@ -68,7 +68,7 @@ TEST_F(layer_at_once, has_the_bits_of_its_calls) {
     for (index_t const tokens : {1, 7, 8, 9, 16}) {
       for (std::size_t routing = 0; routing < ways.size(); ++routing) {
         for (index_t const capacity : {-1, 0, 3}) {
-          left const one_by_one = run(layer, "wgmma", routing, tokens, capacity);
+          left const one_by_one = run(layer, "sm90_w8a8", routing, tokens, capacity);
           ASSERT_EQ(run(layer, "", routing, tokens, capacity), one_by_one)
               << size.hidden << " x " << size.inter << ", " << size.experts << " experts, "
               << tokens << " tokens, routing " << routing << ", capacity " << capacity;
@@ -106,7 +106,7 @@ TEST_F(layer_at_once, takes_every_format_of_the_products) {
         "tokens=3 hidden=256 inter=96 experts=4 top_k=2 weight_on=input",
         "tokens=3 hidden=256 inter=96 experts=4 top_k=2 scale=row"}) {
     SCOPED_TRACE(line);
-    EXPECT_EQ(y_of(line), y_of(std::string(line) + " impl=wgmma"));
+    EXPECT_EQ(y_of(line), y_of(std::string(line) + " impl=sm90_w8a8"));
   }
 }
 
@@ -143,7 +143,7 @@ TEST_F(layer_at_once, a_graph_follows_the_routing) {
       for (int i = 0; i < 20; ++i) layer.queue_forward(ids, 0, tokens);
     });
     for (std::size_t const routing : {0U, 2U, 1U, 5U, 0U}) {
-      layer.choose("wgmma");
+      layer.choose("sm90_w8a8");
       layer.queue_run(routing, 0, tokens);
       auto const wanted = layer.y(0, tokens);
       layer.queue_run((routing + 1) % ways.size(), 0, tokens);
@@ -165,7 +165,7 @@ TEST_F(layer_at_once, layers_on_several_streams_share_the_device) {
   }
   std::vector<std::vector<std::uint16_t>> wanted;
   for (auto const& layer : layers) {
-    layer->choose("wgmma");
+    layer->choose("sm90_w8a8");
     layer->queue_run(0, 0, size.tokens);
     wanted.push_back(layer->y(0, size.tokens));
     layer->choose("");

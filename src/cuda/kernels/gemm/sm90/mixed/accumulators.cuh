@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/gemm/low_rank.cuh"
-#include "cuda/kernels/gemm/sm90/mixed/thread.cuh"
+#include "cuda/kernels/gemm/sm90/mixed/consumer.cuh"
 
 namespace moe64::cuda {
 
@@ -38,17 +38,17 @@ __device__ __forceinline__ void for_width(int width, Body const& body) {
 /// same code for every width: what runs once for each tile would otherwise wait for its
 /// instructions. Those of warps have too few registers for that, and a width each.
 template <class Tile, int Most>
-class decode_sums {
+class mixed_accumulators {
  public:
-  __device__ __forceinline__ explicit decode_sums(int width) : width_(width) {
+  __device__ __forceinline__ explicit mixed_accumulators(int width) : width_(width) {
 #pragma unroll
     for (float& sum : sums_) sum = 0.0F;
   }
 
   /// The products of all panels of a tile, an even number. The last stage is not released.
-  __device__ __forceinline__ void add_all(decode_thread<Tile>& thread, int panels) {
-    if constexpr (Tile::products == decode_products::of_groups) {
-      left_numbers first[steps];
+  __device__ __forceinline__ void add_all(mixed_consumer<Tile>& thread, int panels) {
+    if constexpr (Tile::products == mixed_mma::of_groups) {
+      left_fragment first[steps];
       thread.memory.stages.await_filled(thread.stage);
       decode(thread, 0, first);
       for_width<true, Most>(width_,
@@ -60,8 +60,9 @@ class decode_sums {
   }
 
   /// Sums become scaling * u V^T, where u comes in stages of its own.
-  __device__ __forceinline__ void add_low_rank(decode_thread<Tile>& thread, gemm_tile const& tile) {
-    mma_low_rank const& low = thread.p.low_rank;
+  __device__ __forceinline__ void add_low_rank(mixed_consumer<Tile>& thread,
+                                               gemm_tile const& tile) {
+    low_rank_operands const& low = thread.p.low_rank;
     int const rank = static_cast<int>(low.rank);  // narrow-ok: host looked
     thread.release_kept(thread.stage.slot);
 #pragma unroll 1
@@ -83,7 +84,7 @@ class decode_sums {
   }
 
   /// Plus bias, rounded once.
-  __device__ void store(decode_thread<Tile>& thread, gemm_tile const& tile);
+  __device__ void store(mixed_consumer<Tile>& thread, gemm_tile const& tile);
 
  private:
   static constexpr int steps = Tile::steps;
@@ -98,7 +99,7 @@ class decode_sums {
   struct low_rank_left {
     float rest[4][2];
 
-    __device__ low_rank_left(decode_thread<Tile>& thread, gemm_tile const& tile, int k) {
+    __device__ low_rank_left(mixed_consumer<Tile>& thread, gemm_tile const& tile, int k) {
       if constexpr (Tile::low_rank_ahead) thread.memory.low_ranks.await_filled(thread.low_rank());
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -113,27 +114,27 @@ class decode_sums {
       if constexpr (Tile::low_rank_ahead) thread.next_low_rank();
     }
     /// Straight from memory; zero behind the ends.
-    [[nodiscard]] static __device__ float of(grouped_gemm_decode_parameters const& p,
-                                             gemm_tile const& tile, index_t n, index_t k) {
+    [[nodiscard]] static __device__ float of(sm90_mixed_parameters const& p, gemm_tile const& tile,
+                                             index_t n, index_t k) {
       if (n >= p.n_part || k >= p.low_rank.rank) return 0.0F;
       index_t const expert = tile.expert * p.low_rank.expert[tile.part];
       return low_rank_number<typename Tile::left>(p.low_rank, tile.part, expert, n, k);
     }
-    __device__ left_numbers take() {
-      left_numbers numbers;
+    __device__ left_fragment take() {
+      left_fragment numbers;
 #pragma unroll
       for (int i = 0; i < 4; ++i) numbers.pair[i] = take_term<typename Tile::left>(rest[i]);
       return numbers;
     }
   };
 
-  __device__ __forceinline__ void add_by_warps(decode_thread<Tile>& thread, int panels) {
+  __device__ __forceinline__ void add_by_warps(mixed_consumer<Tile>& thread, int panels) {
 #pragma unroll 1
     for (int panel = 0;;) {
       thread.memory.stages.await_filled(thread.stage);
 #pragma unroll
       for (int i = 0; i < Tile::panels; ++i) {
-        left_numbers left[steps];
+        left_fragment left[steps];
         decode(thread, panel + i, left);
         multiply_by_warps(thread.x(i), left);
       }
@@ -148,9 +149,9 @@ class decode_sums {
   /// In two sets of registers by turns: while the tensor cores read one, codes of the next panel
   /// are decoded into the other. The first panel has been.
   template <int Width>
-  __device__ __forceinline__ void add_by_groups(decode_thread<Tile>& thread, int panels,
-                                                left_numbers (&even)[steps]) {
-    left_numbers odd[steps];
+  __device__ __forceinline__ void add_by_groups(mixed_consumer<Tile>& thread, int panels,
+                                                left_fragment (&even)[steps]) {
+    left_fragment odd[steps];
 #pragma unroll 1
     for (int panel = 1;; panel += 2) {
       advance<Width, 0>(thread, panel, even, odd);
@@ -162,8 +163,8 @@ class decode_sums {
     fence_registers(sums_);
   }
 
-  __device__ __forceinline__ void decode(decode_thread<Tile>& thread, int panel,
-                                         left_numbers (&to)[steps]) const {
+  __device__ __forceinline__ void decode(mixed_consumer<Tile>& thread, int panel,
+                                         left_fragment (&to)[steps]) const {
     thread.decode(panel, to);
     // Behind the end of k there are no weights: zero, not zero times a scale that may be no number.
     // (And a branch, before which the numbers are computed: before the products are waited for.)
@@ -177,8 +178,9 @@ class decode_sums {
 
   /// Multiplies panel next - 1, where the thread is, and decodes panel `next`.
   template <int Width, int Odd>
-  __device__ __forceinline__ void advance(decode_thread<Tile>& thread, int next,
-                                          left_numbers (&now)[steps], left_numbers (&then)[steps]) {
+  __device__ __forceinline__ void advance(mixed_consumer<Tile>& thread, int next,
+                                          left_fragment (&now)[steps],
+                                          left_fragment (&then)[steps]) {
     int const slot = thread.stage.slot;
     multiply_by_group<Width>(thread.x(Odd), now);
     constexpr bool last_of_stage = Tile::panels == 1 || Odd == 1;
@@ -194,7 +196,7 @@ class decode_sums {
 
   template <int Width>
   __device__ __forceinline__ void multiply_by_group(std::uint8_t const* x,
-                                                    left_numbers (&now)[steps]) {
+                                                    left_fragment (&now)[steps]) {
     fence(now);
     fence_registers(sums_);
     cute::warpgroup_arrive();
@@ -202,10 +204,10 @@ class decode_sums {
     for (unsigned step = 0; step < steps; ++step) {
 #pragma unroll
       for (int half = 0; half < Tile::halves; ++half) {
-        operand_place const right(cute::cast_smem_ptr_to_uint(x + half * Width * 128));
-        multiply_registers<typename Tile::left, Width>(now[step], right.along_k(step * 32),
-                                                       sums_ + half * (Most / 2),
-                                                       std::make_index_sequence<Width / 2>());
+        smem_descriptor const right(cute::cast_smem_ptr_to_uint(x + half * Width * 128));
+        wgmma_register_step<typename Tile::left, Width>(now[step], right.along_k(step * 32),
+                                                        sums_ + half * (Most / 2),
+                                                        std::make_index_sequence<Width / 2>());
       }
     }
     cute::warpgroup_commit_batch();
@@ -213,7 +215,7 @@ class decode_sums {
   /// The products of one step of a panel, by warps, whichever multiply elsewhere: with products of
   /// groups outside of its loop the compiler would not let those in it run ahead.
   __device__ __forceinline__ void add_step(std::uint8_t const* x, int step,
-                                           left_numbers const& now) {
+                                           left_fragment const& now) {
     int const matrix = lane_number() / 8, row = lane_number() % 8;
 #pragma unroll
     for (int half = 0; half < Tile::halves; ++half) {
@@ -232,14 +234,14 @@ class decode_sums {
       }
     }
   }
-  static __device__ __forceinline__ void fence(left_numbers (&left)[steps]) {
+  static __device__ __forceinline__ void fence(left_fragment (&left)[steps]) {
 #pragma unroll
     for (auto& numbers : left) fence_registers(numbers);
   }
 
   /// Two steps at a time; of 8 rows that are left over the right operands of both come together.
   __device__ __forceinline__ void multiply_by_warps(std::uint8_t const* x,
-                                                    left_numbers const (&now)[steps]) {
+                                                    left_fragment const (&now)[steps]) {
     int const lane = lane_number(), matrix = lane / 8, row = lane % 8;
 #pragma unroll
     for (int step = 0; step < steps; step += 2) {
@@ -262,7 +264,7 @@ class decode_sums {
       }
     }
   }
-  __device__ __forceinline__ void multiply_eight(left_numbers const& left, int first,
+  __device__ __forceinline__ void multiply_eight(left_fragment const& left, int first,
                                                  std::uint32_t const* right) {
     float sums[4];
 #pragma unroll
@@ -272,12 +274,12 @@ class decode_sums {
     for (int i = 0; i < 4; ++i) sums_[first / 2 + i] = sums[i];
   }
 
-  __device__ void add_bias(decode_thread<Tile> const& thread);
+  __device__ void add_bias(mixed_consumer<Tile> const& thread);
   template <int First, int Count>
-  __device__ void lay_out(decode_thread<Tile> const& thread, std::uint8_t* to) const;
-  template <class Numbers, int Count>
+  __device__ void lay_out(mixed_consumer<Tile> const& thread, std::uint8_t* to) const;
+  template <class Elements, int Count>
   static __device__ void lay_out_pairs(float const* sums, std::uint8_t* to);
-  template <class Numbers, int Count>
+  template <class Elements, int Count>
   static __device__ void lay_out_matrices(float const* sums, std::uint8_t* to);
 
   int width_;

@@ -10,11 +10,11 @@
 namespace moe64::cuda {
 
 /// How the rows of a tile are multiplied.
-struct row_split {
+struct row_blocks {
   int blocks;  ///< of 64
   bool rest;   ///< up to 32 behind them
 
-  __device__ explicit row_split(int rows) : blocks(rows / 64), rest(rows % 64 != 0) {
+  __device__ explicit row_blocks(int rows) : blocks(rows / 64), rest(rows % 64 != 0) {
     if (rows % 64 <= 32) return;
     ++blocks;
     rest = false;
@@ -52,11 +52,11 @@ struct large_tile {
 ///
 /// Hands: y of whole blocks of rows is handed to the copy engine, which writes it while the next
 /// tile is multiplied; the memory that it waits in is a stage less.
-template <class Numbers, int Groups, bool Hands = false>
-struct wide_tile : large_tile {
-  static_assert(Groups == 2 || (Groups == 3 && Numbers::scaled));
+template <class Elements, int Groups, bool Hands = false>
+struct large_m_tile : large_tile {
+  static_assert(Groups == 2 || (Groups == 3 && Elements::scaled));
   static_assert(!Hands || Groups == 3);
-  using numbers = Numbers;
+  using elements = Elements;
   static constexpr int groups = Groups;
   static constexpr bool hands = Hands;
   static constexpr int rows = (Groups == 2 ? 4 : 3) * block;
@@ -65,31 +65,31 @@ struct wide_tile : large_tile {
   /// Products of numbers go on into the next stage, so that one more is in use. Those of codes end
   /// with theirs: beside 256 rows a fourth stage gives them nothing, and room for y does
   /// (docs/hopper.md).
-  static constexpr int stages = Hands ? 4 : Groups == 3 ? 5 : Numbers::scaled ? 3 : 4;
+  static constexpr int stages = Hands ? 4 : Groups == 3 ? 5 : Elements::scaled ? 3 : 4;
   static constexpr int outs = 128, out_blocks = 1, threads = (Groups + 1) * 128;
   /// Registers of a thread: those of a block begin with 168 of each of 384 threads, with 128 of
   /// 512.
-  static constexpr int feeding = feeding_registers;
-  static constexpr int multiplying = Groups == 2 ? multiplying_registers : 152;
+  static constexpr int feeding = producer_registers;
+  static constexpr int multiplying = Groups == 2 ? consumer_registers : 152;
   static_assert(Groups == 2 || feeding + 3 * multiplying <= 4 * 128);
   static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + most_rows * 128;
-  static constexpr int scaled_rows = Numbers::scaled ? most_rows : 1;
+  static constexpr int scaled_rows = Elements::scaled ? most_rows : 1;
   /// Rows of y that a warp writes at a time, and its memory for y.
   static constexpr int out_rows = Groups == 2 ? 16 : 8;
   static constexpr int out_bytes = Hands ? warp_rows * outs * 2 : out_rows * out_cols * 2;
   /// What a tile takes, in about 8 ns of Hopper: its end, and along k its weights and its rows.
   /// Measured with two groups, and taken for three as well.
-  [[nodiscard]] static __device__ std::uint32_t time(row_split const& rows, int k_blocks) {
+  [[nodiscard]] static __device__ std::uint32_t time(row_blocks const& rows, int k_blocks) {
     auto const depth = static_cast<std::uint32_t>(min(k_blocks, 8192));  // narrow-ok: positive
     auto const halves =
         static_cast<std::uint32_t>(2 * rows.blocks) + (rows.rest ? 1U : 0U);  // narrow-ok: <= 9
     return 192 + depth * (8 + 11 * halves);
   }
-  static_assert(192 + 8192 * (8 + 11 * 9) < worker_queue::most_time);
+  static_assert(192 + 8192 * (8 + 11 * 9) < greedy_queue::most_time);
 };
 
 template <class Tile>
-struct wide_memory {
+struct large_m_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
   alignas(16) float row_scale[Tile::chunks][Tile::scaled_rows][Tile::chunk];
   float out_scale[Tile::chunks][Tile::out_blocks * Tile::chunk];  ///< by blocks of 128 outputs
@@ -103,7 +103,7 @@ struct wide_memory {
 
 /// How the rows of experts are cut.
 template <class Tile>
-__device__ tile_cut wide_cut(grouped_gemm_wgmma_parameters const& p) {
+__device__ tile_cut large_m_cut(sm90_gemm_parameters const& p) {
   return {.expert_begin = p.expert_begin,
           .capacity = p.y.extent[0],
           .row_tile = Tile::rows,
@@ -115,7 +115,7 @@ __device__ tile_cut wide_cut(grouped_gemm_wgmma_parameters const& p) {
 template <class Tile>
 class tiles_of_rows {
  public:
-  __device__ explicit tiles_of_rows(grouped_gemm_wgmma_parameters const& p)
+  __device__ explicit tiles_of_rows(sm90_gemm_parameters const& p)
       : of_part_(static_cast<int>(ceil_div(p.n_part, index_t{outs}))),  // narrow-ok: host looked
         count_(p.parts * of_part_) {}
   [[nodiscard]] __device__ int count() const { return count_; }
@@ -133,9 +133,9 @@ class tiles_of_rows {
 /// By one warp, which is ahead of the others: tiles by turns, all outputs of some rows, then those
 /// of the next rows. Both blocks of pair `me` find the same ones.
 template <class Tile>
-__device__ void publish_turns(grouped_gemm_wgmma_parameters const& p, int workers, int me,
-                              wide_memory<Tile>& memory) {
-  tile_cut const cut = wide_cut<Tile>(p);
+__device__ void schedule_round_robin(sm90_gemm_parameters const& p, int workers, int me,
+                                     large_m_memory<Tile>& memory) {
+  tile_cut const cut = large_m_cut<Tile>(p);
   tile_ring ring(memory.tile, memory.tiles);
   row_tile_walk walk(cut, 1);
   tiles_of_rows<Tile> const tiles(p);
@@ -152,15 +152,15 @@ __device__ void publish_turns(grouped_gemm_wgmma_parameters const& p, int worker
 /// The same for tiles that are shared out by what they are thought to take. What is done for tiles
 /// of others must be short: there are `workers` of them.
 template <class Tile>
-__device__ void publish_shares(grouped_gemm_wgmma_parameters const& p, int k_blocks, int workers,
-                               int me, wide_memory<Tile>& memory) {
-  tile_cut const cut = wide_cut<Tile>(p);
+__device__ void schedule_greedy(sm90_gemm_parameters const& p, int k_blocks, int workers, int me,
+                                large_m_memory<Tile>& memory) {
+  tile_cut const cut = large_m_cut<Tile>(p);
   tile_ring ring(memory.tile, memory.tiles);
   row_tile_walk walk(cut, 1);
   tiles_of_rows<Tile> const tiles(p);
-  worker_queue queue(workers);
+  greedy_queue queue(workers);
   for (row_run rows = walk.next(); rows.expert >= 0; rows = walk.next()) {
-    auto const time = Tile::time(row_split(rows.rows), k_blocks);
+    auto const time = Tile::time(row_blocks(rows.rows), k_blocks);
     for (int number = 0; number < tiles.count(); ++number) {
       if (queue.take(time) != me) continue;
       ring.publish(tiles.at(number, rows.expert, rows.row, rows.rows));
@@ -172,19 +172,20 @@ __device__ void publish_shares(grouped_gemm_wgmma_parameters const& p, int k_blo
 /// Tiles that are taken when there is time for them: those under way stay together, and what they
 /// read stays in the second-level cache. One block of a pair takes, and tells the other, which can
 /// be no more than tile_slots + 1 tiles behind: it copies half of the rows.
-class tile_tickets {
+class tile_counter {
  public:
-  __device__ tile_tickets(std::uint32_t* tickets, int me)
-      : counter_(tickets), messages_(tickets + wgmma_ticket_messages + me * wgmma_messages_each) {
+  __device__ tile_counter(std::uint32_t* work_counter, int me)
+      : counter_(work_counter),
+        messages_(work_counter + work_counter_mailboxes + me * mailbox_slots) {
     take_next();
   }
   /// The number of this pair's next tile.
   [[nodiscard]] __device__ std::uint32_t next() const { return ticket_ - 1; }
   __device__ void take_next() {
-    static_assert(tile_slots + 2 <= wgmma_messages_each);
+    static_assert(tile_slots + 2 <= mailbox_slots);
     std::uint32_t ticket = 0;
     if (lane_number() == 0) {
-      std::uint32_t* const message = messages_ + step_ % wgmma_messages_each;
+      std::uint32_t* const message = messages_ + step_ % mailbox_slots;
       if (rank_in_cluster() == 0) {
         ticket = atomicAdd(counter_, 1U) + 1;
         asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(message), "r"(ticket) : "memory");
@@ -211,20 +212,20 @@ class tile_tickets {
 /// The same for tiles that are taken: as many rows of an expert as the cache can keep by some
 /// outputs, then by the next.
 template <class Tile>
-__device__ void publish_taken(grouped_gemm_wgmma_parameters const& p, int k_blocks, int me,
-                              wide_memory<Tile>& memory) {
-  tile_cut const cut = wide_cut<Tile>(p);
+__device__ void schedule_dynamic(sm90_gemm_parameters const& p, int k_blocks, int me,
+                                 large_m_memory<Tile>& memory) {
+  tile_cut const cut = large_m_cut<Tile>(p);
   constexpr int kept_bytes = 8 << 20, tile_line_bytes = Tile::rows * 128;
   tile_ring ring(memory.tile, memory.tiles);
   row_tile_walk walk(cut, max(1, kept_bytes / tile_line_bytes / k_blocks));
   tiles_of_rows<Tile> const tiles(p);
-  tile_tickets tickets(p.tickets, me);
+  tile_counter work_counter(p.work_counter, me);
   std::uint32_t first = 0;  // tiles before those of a run; of fewer than 2^31, as the host knows
   for (row_run run = walk.next(); run.expert >= 0; run = walk.next()) {
     auto const count =
         static_cast<std::uint32_t>(tiles.count() * run.tiles);  // narrow-ok: some of all tiles
-    for (; tickets.next() - first < count; tickets.take_next()) {
-      int const number = static_cast<int>(tickets.next() - first);  // narrow-ok: below count
+    for (; work_counter.next() - first < count; work_counter.take_next()) {
+      int const number = static_cast<int>(work_counter.next() - first);  // narrow-ok: below count
       int const beside = number / run.tiles, tile = number - beside * run.tiles;
       int const row = tile * Tile::rows;
       int const rows = tile + 1 == run.tiles ? run.rows - row : int{Tile::rows};
@@ -236,45 +237,45 @@ __device__ void publish_taken(grouped_gemm_wgmma_parameters const& p, int k_bloc
 }
 
 template <class Tile>
-__device__ void publish_wide(grouped_gemm_wgmma_parameters const& p, int k_blocks,
-                             wide_memory<Tile>& memory) {
+__device__ void schedule_tiles(sm90_gemm_parameters const& p, int k_blocks,
+                               large_m_memory<Tile>& memory) {
   int const workers = static_cast<int>(gridDim.x) / Tile::cluster;  // narrow-ok: as launched
   int const me = static_cast<int>(blockIdx.x) / Tile::cluster;      // narrow-ok: as launched
   if constexpr (Tile::groups == 2) {
-    if (p.tickets != nullptr) return publish_taken(p, k_blocks, me, memory);
+    if (p.work_counter != nullptr) return schedule_dynamic(p, k_blocks, me, memory);
   }
   // To reckon 66 workers takes as long as a short tile.
-  if (k_blocks < 24 || workers > worker_queue::most_workers) {
-    publish_turns(p, workers, me, memory);
+  if (k_blocks < 24 || workers > greedy_queue::most_workers) {
+    schedule_round_robin(p, workers, me, memory);
   } else {
-    publish_shares(p, k_blocks, workers, me, memory);
+    schedule_greedy(p, k_blocks, workers, me, memory);
   }
 }
 
 /// By one thread: stages of weights and x, in the order in which they are multiplied.
 template <class Tile>
-class wide_loader {
+class operand_producer {
  public:
-  __device__ wide_loader(grouped_gemm_wgmma_parameters const& p, wide_memory<Tile>& memory)
+  __device__ operand_producer(sm90_gemm_parameters const& p, large_m_memory<Tile>& memory)
       : p_(p), memory_(memory) {}
   __device__ void load(gemm_tile const& tile, int k_blocks) {
     using cute::TMA::CacheHintSm90;
-    auto const weights_hint = static_cast<std::uint64_t>(p_.once ? CacheHintSm90::EVICT_FIRST
-                                                                 : CacheHintSm90::EVICT_NORMAL);
-    int const rows = row_split(tile.rows).copied();
+    auto const weights_hint = static_cast<std::uint64_t>(
+        p_.evict_first ? CacheHintSm90::EVICT_FIRST : CacheHintSm90::EVICT_NORMAL);
+    int const rows = row_blocks(tile.rows).copied();
     // Blocks 0 and 1 of a pair copy the first and the second half of the rows.
     int const half = (rows / 2 + 31) / 32 * 32;
     bool const second = rank_in_cluster() != 0;
     int const first_row = second ? half : 0, own_rows = second ? rows - half : half;
     auto const bytes =
         static_cast<std::uint32_t>(Tile::weight_bytes + rows * 128);  // narrow-ok: a stage
-    int const matrix = matrix_coordinate(p_.at[tile.part], tile.expert);
+    int const matrix = matrix_coordinate(p_.expert_place[tile.part], tile.expert);
     for (int k = 0; k < k_blocks; ++k) {
       memory_.stages.await_free(at_);
       shared_barrier& filled = memory_.stages.filled[at_.slot];
       std::uint8_t* const stage = memory_.stage[at_.slot];
       cute::set_barrier_transaction_bytes(filled, bytes);
-      int const first = k * Tile::numbers::stage_k;
+      int const first = k * Tile::elements::stage_k;
       cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint, stage, first,
                                    tile.out, matrix);
       load_rows(tile, first_row, own_rows, first, stage, filled);
@@ -298,17 +299,17 @@ class wide_loader {
     }
   }
 
-  grouped_gemm_wgmma_parameters const& p_;
-  wide_memory<Tile>& memory_;
+  sm90_gemm_parameters const& p_;
+  large_m_memory<Tile>& memory_;
   ring_place<Tile::stages> at_;
 };
 
 /// By warps 2 and 3: the scales of rows and of the tile's outputs, a chunk along k at a time.
 template <class Tile>
-class wide_scales {
+class scale_producer {
  public:
-  __device__ wide_scales(grouped_gemm_wgmma_parameters const& p, wide_memory<Tile>& memory,
-                         int k_blocks)
+  __device__ scale_producer(sm90_gemm_parameters const& p, large_m_memory<Tile>& memory,
+                            int k_blocks)
       : p_(p), memory_(memory), k_blocks_(k_blocks), number_(thread_number() - 64) {}
 
   __device__ void run() {
@@ -366,12 +367,12 @@ class wide_scales {
 
   template <class Bring>
   __device__ __forceinline__ void bring(gemm_tile const& tile, Bring bring_row) {
-    wgmma_scales const& outs = p_.weight_scales[tile.part];
+    block_scales const& outs = p_.weight_scales[tile.part];
     constexpr int block_outs = 128;
     int const block = tile.out / block_outs + number_ / Tile::chunk % Tile::out_blocks;
     bool const none = block * block_outs >= p_.n_part || outs.data == nullptr;
     index_t const n = none ? 0 : block / outs.n_blocks;
-    index_t const place = scale_place_of(p_.at[tile.part], tile.expert);
+    index_t const place = scale_place_of(p_.expert_place[tile.part], tile.expert);
     index_t const first_of_outs = place < 0 ? no_place : place * outs.expert + n * outs.n;
     scale_row const of_outs(outs, place, n);
     // Rows behind the tile have the scale of its last one: what they give is not stored.
@@ -408,8 +409,8 @@ class wide_scales {
     }
   }
 
-  grouped_gemm_wgmma_parameters const& p_;
-  wide_memory<Tile>& memory_;
+  sm90_gemm_parameters const& p_;
+  large_m_memory<Tile>& memory_;
   int k_blocks_, number_;
   ring_place<Tile::chunks> at_;
 };

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernels/gemm/sm90/wide/thread.cuh"
+#include "cuda/kernels/gemm/sm90/large_m/consumer.cuh"
 
 namespace moe64::cuda {
 
@@ -11,9 +11,9 @@ namespace moe64::cuda {
 /// Of 64 x n sums the tensor cores give a thread, on the left, 16 * warp + lane / 4 and that + 8,
 /// and on the right, of each 8, the two from lane % 4 * 2 on.
 template <class Tile, int Whole, bool Half, bool Rest>
-class wide_sums {
+class consumer_accumulators {
  public:
-  __device__ explicit wide_sums(wide_thread<Tile>& thread)
+  __device__ explicit consumer_accumulators(consumer_thread<Tile>& thread)
       : thread_(thread), p_(thread.p), memory_(thread.memory), group_(thread.group) {
 #pragma unroll
     for (auto& block : whole_) zero(block);
@@ -23,7 +23,7 @@ class wide_sums {
 
   /// Adds the products over all of k.
   __device__ __forceinline__ void add(int k_blocks) {
-    if constexpr (numbers::scaled) {
+    if constexpr (elements::scaled) {
       add_codes(k_blocks);
     } else {
       int last = -1;  // stage whose products may not be done
@@ -60,21 +60,21 @@ class wide_sums {
       store_rows<64>(tile, bf16, 2 * Whole * Tile::block, group_ * 64, half_);
     }
     if constexpr (Rest) {
-      store_rest(thread_, tile, bf16, blocks * Tile::block, group_ * 64, rest_);
+      store_tail(thread_, tile, bf16, blocks * Tile::block, group_ * 64, rest_);
     }
   }
   /// Times the scales of outputs, plus bias.
   __device__ void finish(gemm_tile const& tile) {
     if (!has_output_terms(p_, tile)) return;
-    int const column = this_thread::lane() % 4 * 2;
+    int const column = thread_index::lane() % 4 * 2;
 #pragma unroll
     for (int i = 0; i < Whole; ++i) finish_rows<Tile::outs>(column, whole_[i]);
     if constexpr (Half) finish_rows<64>(group_ * 64 + column, half_);
-    if constexpr (Rest) finish_rest<Tile>(memory_.terms, group_ * 64, rest_);
+    if constexpr (Rest) finish_tail<Tile>(memory_.terms, group_ * 64, rest_);
   }
 
  private:
-  using numbers = typename Tile::numbers;
+  using elements = typename Tile::elements;
   static constexpr int pieces = Tile::outs == 192 ? 3 : 1;
   /// Where registers allow it, and for the most common tiles: the code of others had better be
   /// short.
@@ -96,10 +96,10 @@ class wide_sums {
     fence_registers(rest_);
   }
 
-  [[nodiscard]] __device__ operand_place weights(int out) const {
+  [[nodiscard]] __device__ smem_descriptor weights(int out) const {
     return thread_.operands.further(out * 128);
   }
-  [[nodiscard]] __device__ operand_place rows(int row) const {
+  [[nodiscard]] __device__ smem_descriptor rows(int row) const {
     return thread_.operands.further(Tile::weight_bytes + row * 128);
   }
   /// Where the scales of a chunk are in shared memory: of the first of the thread's rows, of the
@@ -116,8 +116,8 @@ class wide_sums {
 
   __device__ __forceinline__ scale_places await_scales() const {
     memory_.scales.await_filled(thread_.scales);
-    auto const thread = static_cast<std::uint32_t>(this_thread::number());  // narrow-ok: positive
-    std::uint32_t const row = (thread >> 1 & 0x30U) | (thread >> 2 & 7U);   // warp * 16 + lane / 4
+    auto const thread = static_cast<std::uint32_t>(thread_index::number());  // narrow-ok: positive
+    std::uint32_t const row = (thread >> 1 & 0x30U) | (thread >> 2 & 7U);    // warp * 16 + lane / 4
     int const slot = thread_.scales.slot;
     return {cute::cast_smem_ptr_to_uint(memory_.row_scale[slot][group_ * Whole * Tile::block]) +
                 row * row_bytes,
@@ -203,14 +203,15 @@ class wide_sums {
   __device__ __forceinline__ void add_stage(scale_places const& at, int k,
                                             stage_scales const& of_whole, Meanwhile meanwhile) {
     int const slot = thread_.stage.slot, row = group_ * Whole * Tile::block;
-    operand_place own = rows(row);
+    smem_descriptor own = rows(row);
     own.settle();
     memory_.stages.await_filled(thread_.stage);
 #pragma unroll
     for (int i = 0; i < Whole; ++i) {
       bool const last = i + 1 == Whole && !Half && !Rest;
       float products[Tile::outs / 2];
-      begin_products<numbers, Tile::outs>(own.further(i * Tile::block * 128), weights(0), products);
+      begin_products<elements, Tile::outs>(own.further(i * Tile::block * 128), weights(0),
+                                           products);
       if (last) meanwhile();
       end_products(products);
       if (last) thread_.release(slot);
@@ -220,7 +221,7 @@ class wide_sums {
       constexpr int shared_row = 2 * Whole * Tile::block;
       auto const here = static_cast<std::uint32_t>(k) * 4;  // narrow-ok: below chunk
       float products[32];
-      begin_products<numbers, 64>(rows(shared_row), weights(group_ * 64), products);
+      begin_products<elements, 64>(rows(shared_row), weights(group_ * 64), products);
       row_scale_pair const of_half = read_pair(at.rows + here, shared_row - row);
       out_scales const of_half_out = {{read_now(at.outs + here)}};
       if (!Rest) meanwhile();
@@ -232,13 +233,13 @@ class wide_sums {
       // There are no registers for products of both.
       if constexpr (Whole == 2) fence_registers(whole_[1]);
       float products[Tile::rest / 2];
-      begin_products<numbers, Tile::rest>(weights(group_ * 64), rows(blocks * Tile::block),
-                                          products);
-      auto const factors = read_rest_factors<Tile>(thread_, blocks * Tile::block, k);
+      begin_products<elements, Tile::rest>(weights(group_ * 64), rows(blocks * Tile::block),
+                                           products);
+      auto const factors = read_tail_scales<Tile>(thread_, blocks * Tile::block, k);
       meanwhile();
       end_products(products);
       thread_.release(slot);
-      add_scaled_rest<Tile>(products, factors, rest_);
+      add_scaled_tail<Tile>(products, factors, rest_);
     }
     thread_.next_stage();
   }
@@ -265,16 +266,15 @@ class wide_sums {
     cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < Whole; ++i) {
-      multiply_stage<numbers, Tile::outs>(rows((group_ * Whole + i) * Tile::block), weights(0),
-                                          whole_[i], false);
+      wgmma_stage<elements, Tile::outs>(rows((group_ * Whole + i) * Tile::block), weights(0),
+                                        whole_[i], false);
     }
     if constexpr (Half) {
-      multiply_stage<numbers, 64>(rows(2 * Whole * Tile::block), weights(group_ * 64), half_,
-                                  false);
+      wgmma_stage<elements, 64>(rows(2 * Whole * Tile::block), weights(group_ * 64), half_, false);
     }
     if constexpr (Rest) {
-      multiply_stage<numbers, Tile::rest>(weights(group_ * 64), rows(blocks * Tile::block), rest_,
-                                          false);
+      wgmma_stage<elements, Tile::rest>(weights(group_ * 64), rows(blocks * Tile::block), rest_,
+                                        false);
     }
     cute::warpgroup_commit_batch();
     fence_all();
@@ -295,7 +295,7 @@ class wide_sums {
                              float (&sums)[Outs / 2]) {
     constexpr int cols = Tile::out_cols, at_once = 32 / (cols / 8),
                   turns = Tile::out_rows / at_once;
-    int const lane = this_thread::lane(), warp = this_thread::warp();
+    int const lane = thread_index::lane(), warp = thread_index::warp();
     int const first = lane / (cols / 8), eight = lane % (cols / 8);
     std::uint8_t* const buffer = memory_.out[group_ * 4 + warp];
     row += warp * Tile::warp_rows;
@@ -338,9 +338,9 @@ class wide_sums {
     }
   }
 
-  wide_thread<Tile>& thread_;
-  grouped_gemm_wgmma_parameters const& p_;
-  wide_memory<Tile>& memory_;
+  consumer_thread<Tile>& thread_;
+  sm90_gemm_parameters const& p_;
+  large_m_memory<Tile>& memory_;
   int group_;
   float whole_[Whole == 0 ? 1 : Whole][Tile::outs / 2];
   float half_[32];
@@ -348,7 +348,7 @@ class wide_sums {
 };
 
 template <class Sums, class Tile>
-__device__ __forceinline__ void multiply_sums(wide_thread<Tile>& thread, gemm_tile const& tile,
+__device__ __forceinline__ void multiply_sums(consumer_thread<Tile>& thread, gemm_tile const& tile,
                                               int k_blocks) {
   Sums sums(thread);
   sums.add(k_blocks);

@@ -47,18 +47,18 @@ struct codes_call : gemm_call {
       }
     }
     args.x = x_codes.stack.part(0);
-    args.implementation = "wgmma";
+    args.implementation = "sm90_w8a8";
   }
 };
 
-class cuda_wgmma : public testing::Test {
+class cuda_sm90_gemm : public testing::Test {
  protected:
   [[nodiscard]] static test::target_stream where() { return test::target(); }
   [[nodiscard]] static support answer(grouped_gemm_args const& args) {
     for (implementation_report const& report : explain(args, where())) {
-      if (report.name == "wgmma") return report.answer;
+      if (report.name == "sm90_w8a8") return report.answer;
     }
-    return support::no("there is no wgmma");
+    return support::no("there are no kernels of sm_90a");
   }
   void SetUp() override {
     codes_call call(x_blocks, weight_blocks, {1, 128, 128}, {1}, dtype::bf16, content::integers);
@@ -84,7 +84,7 @@ std::vector<std::vector<index_t>> const row_counts{{0, 1, 7, 8, 9, 33, 0}, {31, 
                                                    {1, 33, 97, 161, 225},  {192, 193, 384, 417}};
 index_t const short_k = 656, long_k = 1040;
 
-TEST_F(cuda_wgmma, every_scale_is_exact) {
+TEST_F(cuda_sm90_gemm, every_scale_is_exact) {
   std::size_t use = 0;
   for (g const x_scale : {g::group(128), g::row(), g::group(256)}) {
     for (g const scale : {g::block(128, 128), g::row(), g::tensor(), g::block(256, 128)}) {
@@ -107,7 +107,7 @@ TEST_F(cuda_wgmma, every_scale_is_exact) {
   }
 }
 
-TEST_F(cuda_wgmma, widths_of_models) {
+TEST_F(cuda_sm90_gemm, widths_of_models) {
   std::size_t use = 0;
   for (auto const& [inter, hidden] : std::vector<std::pair<index_t, index_t>>{
            {192, 2560}, {320, 2880}, {704, 128}, {2880, 16}, {33, 704}, {1, 2048}, {257, 144}}) {
@@ -123,22 +123,22 @@ TEST_F(cuda_wgmma, widths_of_models) {
   }
 }
 
-TEST_F(cuda_wgmma, numbers_have_the_bits_of_the_portable_tensor_core_kernels) {
+TEST_F(cuda_sm90_gemm, numbers_have_the_bits_of_the_portable_tensor_core_kernels) {
   for (dtype const io : {dtype::bf16, dtype::f16}) {
     for (auto const& counts : row_counts) {
       gemm_call const call({io}, {2, 320, 432}, counts, io, content::random, {false, true, 0});
       grouped_gemm_args args = call.args;
-      args.implementation = "mma";
+      args.implementation = "sm80_mma";
       grouped_gemm(args, where());
       std::vector<double> const expected = call.y.numbers();
-      args.implementation = "wgmma";
+      args.implementation = "sm90_bf16";
       grouped_gemm(args, where());
       EXPECT_EQ(difference(call.y.numbers(), expected), "") << name(io);
     }
   }
 }
 
-TEST_F(cuda_wgmma, numbers_are_exact) {
+TEST_F(cuda_sm90_gemm, numbers_are_exact) {
   for (dtype const io : {dtype::bf16, dtype::f16}) {
     for (auto const& counts : row_counts) {
       gemm_call const call({io}, {2, 160, 264}, counts, io, content::integers, {false, true, 0});
@@ -147,14 +147,14 @@ TEST_F(cuda_wgmma, numbers_are_exact) {
       args.y = expected;
       grouped_gemm(args, cpu_stream());
       args.y = call.y;
-      args.implementation = "wgmma";
+      args.implementation = "sm90_bf16";
       grouped_gemm(args, where());
       EXPECT_EQ(difference(call.y.numbers(), expected.numbers()), "") << name(io);
     }
   }
 }
 
-TEST_F(cuda_wgmma, rings_go_round_many_times) {
+TEST_F(cuda_sm90_gemm, rings_go_round_many_times) {
   // More stages and tiles than rings have places, so that whoever runs ahead must wait.
   for (auto const& counts : std::vector<std::vector<index_t>>{{9, 1, 30, 8, 17, 2},
                                                               {60, 33, 47, 8, 64, 20},
@@ -172,7 +172,7 @@ TEST_F(cuda_wgmma, rings_go_round_many_times) {
       for (int repeat = 0; repeat < 5; ++repeat) {
         test_tensor const y(dtype::bf16, {call.args.y.extent[0], call.args.y.extent[1]});
         args.y = y;
-        args.implementation = "wgmma";
+        args.implementation = "sm90_w8a8";
         grouped_gemm(args, where());
         EXPECT_EQ(difference(y.numbers(), expected), "");
       }
@@ -180,7 +180,7 @@ TEST_F(cuda_wgmma, rings_go_round_many_times) {
   }
 }
 
-TEST_F(cuda_wgmma, tiles_taken_from_a_counter_have_the_same_bits) {
+TEST_F(cuda_sm90_gemm, tiles_taken_from_a_counter_have_the_same_bits) {
   // More tiles than pairs of blocks, of all experts and of two, and fewer. Averages, with the rows
   // of no expert, at which tiles have two groups.
   index_t const rows = 2112, k = 2176;  // of codes more than 8 MiB
@@ -206,7 +206,7 @@ TEST_F(cuda_wgmma, tiles_taken_from_a_counter_have_the_same_bits) {
   }
 }
 
-TEST_F(cuda_wgmma, any_number_of_experts) {
+TEST_F(cuda_sm90_gemm, any_number_of_experts) {
   for (index_t const experts : {1, 2, 257, 512, 896, 1025}) {
     std::vector<index_t> counts;
     for (index_t e = 0; e < experts; ++e) counts.push_back(e % 7 == 3 ? e % 40 : e % 3);
@@ -215,7 +215,7 @@ TEST_F(cuda_wgmma, any_number_of_experts) {
   }
 }
 
-TEST_F(cuda_wgmma, every_number_of_rows) {
+TEST_F(cuda_sm90_gemm, every_number_of_rows) {
   for (index_t const k : {index_t{144}, long_k}) {
     for (index_t const others : {0, 50, 200, 400}) {
       for (index_t rows = 1; rows <= 300; rows += rows < 20 ? 1 : 13) {
@@ -263,7 +263,7 @@ std::vector<double> bound_of(codes_call const& call, test::reference_product con
   return bound;
 }
 
-TEST_F(cuda_wgmma, random_numbers_stay_within_the_bound_of_8_bit_products) {
+TEST_F(cuda_sm90_gemm, random_numbers_stay_within_the_bound_of_8_bit_products) {
   for (g const scale : {g::block(128, 128), g::row()}) {
     codes_call const call(x_blocks, {dtype::e4m3, scale}, {2, 80, 416}, {9, 1, 0, 40}, dtype::bf16,
                           content::random, true);
@@ -273,7 +273,7 @@ TEST_F(cuda_wgmma, random_numbers_stay_within_the_bound_of_8_bit_products) {
   }
 }
 
-TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
+TEST_F(cuda_sm90_gemm, a_row_has_the_same_bits_alone_and_in_a_batch) {
   for (auto const& [x_scale, scale, k, first] :
        {std::tuple{g::group(128), g::block(128, 128), 432, 350},
         {g::group(128), g::block(128, 128), 1168, 350},
@@ -321,7 +321,7 @@ TEST_F(cuda_wgmma, a_row_has_the_same_bits_alone_and_in_a_batch) {
   }
 }
 
-TEST_F(cuda_wgmma, strided_operands) {
+TEST_F(cuda_sm90_gemm, strided_operands) {
   for (auto const& [counts, k] : {std::pair{std::vector<index_t>{40, 9}, 256},
                                   {std::vector<index_t>{300, 129}, 256},
                                   {std::vector<index_t>{500, 229}, 640},
@@ -352,7 +352,7 @@ TEST_F(cuda_wgmma, strided_operands) {
 }
 
 // Large tiles copy 4, 2 or 1 scales of a row at a time, as they lie.
-TEST_F(cuda_wgmma, scales_of_x_lie_anywhere) {
+TEST_F(cuda_sm90_gemm, scales_of_x_lie_anywhere) {
   for (index_t const cols : {384, 512, 768, 1152, 1280, 2048}) {
     index_t const blocks = cols / 128;
     // Tiles of three groups along 1152 and 1280, of two along the others.
@@ -385,7 +385,7 @@ TEST_F(cuda_wgmma, scales_of_x_lie_anywhere) {
   }
 }
 
-TEST_F(cuda_wgmma, what_it_does_not_take_it_says) {
+TEST_F(cuda_sm90_gemm, what_it_does_not_take_it_says) {
   auto const reason = [](weight_spec const& x_spec, weight_spec const& spec, index_t cols,
                          dtype io) {
     codes_call const call(x_spec, spec, {1, 256, cols}, {3}, io, content::integers);
