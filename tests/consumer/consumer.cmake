@@ -1,5 +1,5 @@
-# Uses moe64 as its users do: installs it below the build folder, then configures, builds and runs the example of the
-# README against it with find_package and with pkg-config, and against the sources with add_subdirectory.
+# Uses moe64 as its users do: installs it below the build folder, then configures, builds and runs the first program
+# of docs/tutorial-cpp.md against it with find_package and with pkg-config, and against the sources with add_subdirectory.
 file(GLOB moe64_example CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/examples/forward.cpp")
 if(NOT moe64_example OR NOT MOE64_INSTALL OR MOE64_SANITIZE)
   return()
