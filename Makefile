@@ -18,7 +18,7 @@ suite = ctest --test-dir build/release --output-on-failure --no-tests=error --pa
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build build-all dev demo quick test test-all release test-asan tsan gradient property huge slow mutation bench bench-problems \
-        bench-checkpoint bench-gpu sanitize-gpu interop python python-latest wheel .venv .venv-tests tidy fmt fmt-check fuzz check-tree install clean
+        bench-checkpoint bench-gpu sanitize-gpu interop python python-lint python-latest wheel .venv .venv-tests tidy fmt fmt-check fuzz check-tree install clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -108,6 +108,10 @@ interop: build .venv ## files and models exchanged with the safetensors package,
 
 python: build .venv-tests ## the tests of the Python package, with PyTorch, Transformers and PEFT in .venv
 	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m pytest -q $(PYTEST_ARGS)
+
+python-lint: .venv-tests ## ruff and mypy over python/, as pyproject.toml says
+	.venv/bin/ruff check python
+	.venv/bin/mypy
 
 python-latest: build .venv-tests ## the same with the newest Transformers and PEFT, in .venv-latest, and what differs
 	MOE64_TOOL=$(abspath $(TOOL)) scripts/python_latest.py $(PYTEST_ARGS)

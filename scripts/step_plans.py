@@ -63,6 +63,11 @@ def python_packages():
                 background=True)
 
 
+def python_lint():
+    return made("python-lint", "ruff and mypy over the Python package",
+                "each line above names a file and a rule; pyproject.toml says which are on; `make python-lint` repeats it")
+
+
 def python_suite(jobs):
     return Step("test Python", "the Python package, with PyTorch, Transformers and PEFT",
                 [".venv/bin/python", "-B", "-m", "pytest", "-q", "-n", jobs, "--dist", "loadfile",
@@ -114,6 +119,7 @@ def test(jobs):
         build("asan", jobs, "moe64_unit_suite", says="the unit suite once more, for the sanitizers"),
         suites("asan", jobs, says="under the address and undefined-behaviour sanitizers"),
         python_packages(),
+        python_lint(),
         python_suite(jobs),
     ])
 

@@ -110,8 +110,8 @@ def refuse_tangents(operation: str, **arguments: torch.Tensor | None) -> None:
         return
     for name, tensor in arguments.items():
         if tensor is not None and _has_tangent(tensor):
-            raise GradientError(f"[{operation}] {name} carries a forward-mode tangent (torch.func.jvp, jacfwd, forward_ad), and "
-                                "there is no forward-mode derivative: differentiate in reverse, with torch.autograd")
+            raise GradientError(f"[{operation}] {name} carries a forward-mode tangent (torch.func.jvp, jacfwd, forward_ad), "
+                                "and there is no forward-mode derivative: differentiate in reverse, with torch.autograd")
 
 
 def _has_tangent(tensor: torch.Tensor) -> bool:

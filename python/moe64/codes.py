@@ -6,7 +6,6 @@ import copy
 import functools
 import math
 import os
-import re
 import threading
 import warnings
 from typing import Any, Iterator
@@ -252,7 +251,7 @@ _preprocess_model = HfQuantizer.preprocess_model
 def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """HfQuantizer.preprocess_model; inside of from_pretrained also puts a _Waiting where experts will be codes. Tells
     what a quantizer's own experts leave out."""
-    files = kwargs.get("checkpoint_files")
+    files = kwargs.get("checkpoint_files") or []
     loading = is_loading() and files
     own = dict(model.named_modules())  # before a quantizer puts modules of its own in their place
     answer = _preprocess_model(self, model, *args, **kwargs)

@@ -140,7 +140,8 @@ def test_permutations_of_known_size_do_not_wait():
     x = torch.randn(64, H, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     ids = torch.randint(0, E, (64, K), device="cuda")
     probs = torch.rand(64, K, device="cuda", requires_grad=True)
-    mask = torch.zeros(64, E, dtype=torch.bool, device="cuda").scatter_(1, torch.rand(64, E, device="cuda").topk(K).indices, True)
+    chosen = torch.rand(64, E, device="cuda").topk(K).indices
+    mask = torch.zeros(64, E, dtype=torch.bool, device="cuda").scatter_(1, chosen, True)
     weights = torch.rand(64, E, device="cuda", requires_grad=True)
 
     def index():
@@ -168,7 +169,8 @@ def test_permutations_of_known_size_do_not_wait():
 
 def test_permutations_in_a_graph():
     from moe64.compat import transformer_engine as te
-    x, ids, probs = torch.randn(64, H, device="cuda"), torch.randint(-1, E, (64, K), device="cuda"), torch.rand(64, K, device="cuda")
+    x, probs = torch.randn(64, H, device="cuda"), torch.rand(64, K, device="cuda")
+    ids = torch.randint(-1, E, (64, K), device="cuda")
 
     def call():
         rows, row_id_map = te.moe_permute(x, ids, 64 * K, map_type="index")

@@ -78,7 +78,8 @@ def test_what_carries_no_tangent_runs_beside_what_does():
     weights = moe64.ExpertWeights(torch.randn(E, 2 * INTER, H), torch.randn(E, H, INTER))
     y = moe64.experts(x, IDS, None, weights)
     for made in (lambda: x, lambda: x + 0):
-        _, tangent = torch.func.jvp(lambda s: moe64.experts(made(), IDS, None, weights) * s, (torch.ones(1),), (torch.ones(1),))
+        _, tangent = torch.func.jvp(lambda s, made=made: moe64.experts(made(), IDS, None, weights) * s, (torch.ones(1),),
+                                    (torch.ones(1),))
         assert torch.equal(tangent, y)
     with forward_ad.dual_level():
         assert torch.equal(moe64.experts(x, IDS, None, weights), y)

@@ -47,7 +47,8 @@ def arguments():
                          (torch.randn(T * K, 6), weights, None, None, None, plan[0], "//none/0", True),
                          (rows, codes.values, codes.scales, None, bias, plan[0], "//row/0", False)],
         "grouped_gemm_wgrad": [(torch.randn(T * K, 6), rows, plan[0], weights, bias)],
-        "experts_forward": [(*call, *plain, -1, True), (*call, *coded, 2, True), (x.detach(), routing(), None, *frozen, -1, False)],
+        "experts_forward": [(*call, *plain, -1, True), (*call, *coded, 2, True),
+                            (x.detach(), routing(), None, *frozen, -1, False)],
         "experts_backward": [(x, torch.randn(T, H), saved, *plain, K, [-2, -1, 0, 1])],
     }
 

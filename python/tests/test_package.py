@@ -148,7 +148,8 @@ def test_what_one_call_costs_besides_the_library(device):
     slowness = max(1.0, float(subprocess.check_output([sys.executable, "-c", loop], text=True)) / 400e-6)
     costs = []
     for _ in range(5):
-        said = subprocess.check_output([sys.executable, ROOT / "bench" / "python_call.py", device.type], env=environment, text=True)
+        said = subprocess.check_output([sys.executable, ROOT / "bench" / "python_call.py", device.type], env=environment,
+                                       text=True)
         costs.append(float(re.search(r"us: (-?[\d.]+) us of Python", said).group(1)))
         if costs[-1] < 20 * slowness:
             return

@@ -1,4 +1,5 @@
-"""The stand-ins for TransformerEngine's permutations: its contracts, its test grids at small sizes, and the calls that fail there."""
+"""The drop-in replacements for TransformerEngine's permutations: its contracts, its test grids at small sizes, and what fails
+there."""
 
 import pytest
 import torch
