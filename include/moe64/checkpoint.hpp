@@ -95,7 +95,7 @@ struct layer_description {
   bool sound = false;   ///< load_layer takes it
   std::string problem;  ///< why it is not sound; safe to print
   std::string dialect;  ///< "D8", or "plain"
-  std::string keys;     ///< the naming schema: "K1p"
+  std::string keys;     ///< the naming schema: "mlp_proj_packed"
   index_t experts = 0;
   index_t hidden = 0;
   index_t inter = 0;

@@ -173,7 +173,7 @@ class RealCheckpoints(Described):
         parts = {"up_proj": UP, "down_proj": DOWN}
         found = self.describe(config, plain(name, parts))
         self.assertEqual(found["activation"], {"kind": "relu2"})
-        self.assertEqual(found["layers"][0]["keys"], "K12")
+        self.assertEqual(found["layers"][0]["keys"], "mixer_proj")
         self.assertEqual(found["layers"][0]["parameters"], 2 * EXPERTS * HIDDEN * INTER)
         self.expect(OK, "run", "--layer", "1")
         self.expect(OK, "check")
@@ -209,8 +209,8 @@ class RealCheckpoints(Described):
 
     def test_lfm2_and_jamba(self):
         for family, keys, parts, more in (
-                ("lfm2_moe", "K11", NUMBERED, {"num_dense_layers": 0}),
-                ("jamba", "K6", GATED, {"hidden_act": "silu", "expert_layer_period": 1, "expert_layer_offset": 0})):
+                ("lfm2_moe", "feed_forward_w123", NUMBERED, {"num_dense_layers": 0}),
+                ("jamba", "feed_forward_proj", GATED, {"hidden_act": "silu", "expert_layer_period": 1, "expert_layer_offset": 0})):
             name = "model.layers.{layer}.feed_forward.experts.{expert}.{part}.weight"
             found = self.describe({**GEOMETRY, "model_type": family, **more}, plain(name, parts))
             self.assertEqual(found["activation"], {"kind": "silu_glu"})
@@ -230,7 +230,7 @@ class RealCheckpoints(Described):
         found = self.describe(config, tensors)
         layer = found["layers"][0]
         self.assertEqual((layer["keys"], layer["gate"]["gate_up"], layer["gate"]["transposed"]),
-                         ("K13", "interleaved", False))
+                         ("mlp_stack_w13", "interleaved", False))
         self.expect(OK, "run", "--layer", "0")
         self.write({**config, "gate_softcap": 4.0, "up_softcap": 25.0}, tensors)
         self.runs_not(UNSUPPORTED, "gate_softcap")

@@ -100,7 +100,7 @@ struct dialect_case {
   std::string hf_quant_config;
   std::string params;
   std::function<void(checkpoint_builder&)> tensors;
-  checkpoint::key_schema schema = checkpoint::key_schema::k1;
+  checkpoint::key_schema schema = checkpoint::key_schema::mlp_proj;
   checkpoint::value_codec values = checkpoint::value_codec::e4m3;
   checkpoint::scale_codec scales = checkpoint::scale_codec::blk;
   std::string layout;  ///< of the gate part, as to_string(granularity) writes it

@@ -289,12 +289,12 @@ defined_matrix::defined_matrix(dialect_case const& c, tensor_map const& tensors,
   inputs_ = down ? case_extents::inter : case_extents::hidden;
   rows_ = outputs_ = down ? case_extents::hidden : case_extents::inter;
   slice_ = stacked ? expert : 0;
-  turned_ = c.schema == key_schema::k4 || c.schema == key_schema::k7;
-  if (down || !stacked || c.schema == key_schema::k8) return;
+  turned_ = c.schema == key_schema::mlp_stack || c.schema == key_schema::feed_forward_stack;
+  if (down || !stacked || c.schema == key_schema::moe_stack) return;
   index_t const part = projection == projection_kind::up ? 1 : 0;
   outputs_ = 2 * rows_;
-  first_ = c.schema == key_schema::k5 ? part : part * rows_;
-  step_ = c.schema == key_schema::k5 ? 2 : 1;
+  first_ = c.schema == key_schema::mlp_stack_blocks ? part : part * rows_;
+  step_ = c.schema == key_schema::mlp_stack_blocks ? 2 : 1;
 }
 
 float defined_matrix::scale(index_t output, index_t col) const {

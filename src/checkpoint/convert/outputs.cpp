@@ -11,8 +11,10 @@ file_dtype file_type(dtype scale) {
 
 /// Stacks whose tensors have no ".weight" at their end.
 bool is_bare_stack(weight_module const& weight) {
-  return weight.of_experts && (weight.schema == key_schema::k4 || weight.schema == key_schema::k5 ||
-                               weight.schema == key_schema::k7 || weight.schema == key_schema::k13);
+  return weight.of_experts &&
+         (weight.schema == key_schema::mlp_stack || weight.schema == key_schema::mlp_stack_blocks ||
+          weight.schema == key_schema::feed_forward_stack ||
+          weight.schema == key_schema::mlp_stack_w13);
 }
 
 std::string values_name(weight_module const& weight) {
@@ -40,7 +42,7 @@ planned_output widened(weight_module const& weight, stored_matrices const& matri
   job.matrices = &matrices;
   job.slices = matrices.count;
   // what Transformers loads for gpt-oss is [experts, in, out], and so are its bf16 releases
-  job.transposed = weight.of_experts && weight.schema == key_schema::k5;
+  job.transposed = weight.of_experts && weight.schema == key_schema::mlp_stack_blocks;
   job.rows = job.transposed ? matrices.cols : matrices.rows;
   job.cols = job.transposed ? matrices.rows : matrices.cols;
   result.tensors.push_back({values_name(weight), float_type(plan.to),

@@ -42,7 +42,7 @@ class planner {
                                            [](weight_module const& w) { return w.quantised(); });
     for (weight_module const& weight : weights_) {
       // DeepSeek-V4 names: its fp8 has powers of two under `scale`
-      if (weight.of_experts && weight.schema == key_schema::k3 &&
+      if (weight.of_experts && weight.schema == key_schema::ffn_w123 &&
           options_.to == convert_target::fp8_block) {
         plan_.scale_type = dtype::e8m0;
       }

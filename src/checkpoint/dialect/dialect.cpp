@@ -63,7 +63,7 @@ std::string dialect_chooser::mismatch(dialect const& row, dialect_query const& q
     return fmt::format("{} is not named like {}", row.id,
                        query.expert_module ? name(query.schema) : "a module beside the experts");
   }
-  if (!query.expert_module && query.packed != row.keys.contains(key_schema::k1p)) {
+  if (!query.expert_module && query.packed != row.keys.contains(key_schema::mlp_proj_packed)) {
     return fmt::format("{} {} weight_packed", row.id, query.packed ? "has no" : "has");
   }
   if (!row.value_types.contains(query.type)) {
@@ -139,14 +139,15 @@ std::optional<stack_orientation> orientation_of(key_schema schema, model_config 
   stack_orientation result;
   if (assumed.gate_up) result.gate_up = *assumed.gate_up;
   if (assumed.transposed) result.transposed = *assumed.transposed;
-  bool const fused = schema == key_schema::k4 || schema == key_schema::k7;
+  bool const fused = schema == key_schema::mlp_stack || schema == key_schema::feed_forward_stack;
   bool const gpt_oss = config.is_type("gpt_oss");
-  bool const alternates = schema == key_schema::k5 || schema == key_schema::k13;
-  if (!assumed.gate_up && (alternates || (schema == key_schema::k4 && gpt_oss))) {
+  bool const alternates =
+      schema == key_schema::mlp_stack_blocks || schema == key_schema::mlp_stack_w13;
+  if (!assumed.gate_up && (alternates || (schema == key_schema::mlp_stack && gpt_oss))) {
     result.gate_up = gate_up_layout::interleaved;
   }
   if (assumed.transposed || !fused) return result;
-  if (schema == key_schema::k7 || gpt_oss) {
+  if (schema == key_schema::feed_forward_stack || gpt_oss) {
     result.transposed = true;
     return result;
   }
@@ -160,7 +161,7 @@ std::optional<stack_orientation> orientation_of(key_schema schema, model_config 
   }
   refusal = fmt::format(
       "the model type '{}'{} does not tell whether stacks are [experts, out, in] or "
-      "[experts, in, out]; candidates: K4n (orientation=rows), K4 (orientation=transposed)",
+      "[experts, in, out]; state orientation=rows or orientation=transposed",
       config.model_type, since_5 ? " as saved by Transformers 5" : "");
   return std::nullopt;
 }

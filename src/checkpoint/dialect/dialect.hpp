@@ -15,7 +15,7 @@ namespace moe64::checkpoint {
 /// What the choice of a dialect for a module depends on. No shape is among it.
 struct dialect_query {
   quant_scheme const* scheme = nullptr;  ///< declared for the module
-  key_schema schema = key_schema::k1;
+  key_schema schema = key_schema::mlp_proj;
   bool expert_module = true;
   bool packed = false;
   file_dtype type = file_dtype::f8_e4m3;  ///< of the values
@@ -52,7 +52,7 @@ class dialect_chooser {
   std::deque<std::pair<dialect_query, dialect_choice>> known_;  // references stay valid
 };
 
-/// How a stack whose names do not tell (K4 or K4n) lies in memory.
+/// How a stack whose names do not tell lies in memory.
 struct stack_orientation {
   bool transposed = false;  ///< [experts, in, out]
   gate_up_layout gate_up = gate_up_layout::concatenated;

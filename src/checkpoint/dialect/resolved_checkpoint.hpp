@@ -46,7 +46,7 @@ struct projection_entry {
 struct layer_entry {
   index_t layer = 0;
   bool mtp = false;
-  key_schema schema = key_schema::k1;
+  key_schema schema = key_schema::mlp_proj;
   std::string_view dialect;  ///< "D8", or "plain" for a layer that is not quantised
   index_t experts = 0;
   bool sound = false;     ///< nothing of it is wrong: it can be loaded

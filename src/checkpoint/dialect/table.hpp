@@ -73,22 +73,22 @@ enum class block_rule : std::uint8_t { none, declared, fixed };
 
 /// One row of the table: a declaration, and how its tensors are then named, stored and scaled.
 struct dialect {
-  std::string_view id;        ///< "D22b"
-  std::string_view families;  ///< for people
+  std::string_view id;                ///< "D22b"
+  std::string_view families;          ///< for people
+  std::string_view model_types = {};  ///< separated by blanks; empty: any
   quant_method method = quant_method::none;
   weight_scheme scheme = weight_scheme::unstated;  ///< unstated: any
   expert_rule experts = expert_rule::same;
   scale_format_rule scale_format = scale_format_rule::any;
-  schema_set keys;
-  bool dense_keys = false;  ///< modules beside the experts follow it too
+  schema_set keys = {};
+  bool dense_keys = false;  ///< modules that are no experts follow it too
   value_codec values = value_codec::plain;
-  dtype_set value_types;
+  dtype_set value_types = {};
   tensor_part scale = tensor_part::weight_scale;
   tensor_part global = tensor_part::unknown;  ///< unknown: it has none
   scale_codec scales = scale_codec::none;
-  dtype_set scale_types;  ///< seen in the wild; others that the codec takes are a warning
+  dtype_set scale_types = {};  ///< seen in the wild; others that the codec takes are a warning
   block_rule block = block_rule::none;
-  std::string_view model_types;  ///< separated by blanks; empty: any
 };
 
 /// D1 to D31, in the order in which equal meanings are told apart.

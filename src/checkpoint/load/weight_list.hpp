@@ -15,7 +15,7 @@ struct weight_module {
   tensor_entry const* global = nullptr;
   tensor_entry const* weight_shape = nullptr;
   bool of_experts = false;
-  key_schema schema = key_schema::k1;  ///< of experts
+  key_schema schema = key_schema::mlp_proj;  ///< of experts
   projection_kind projection = projection_kind::gate;
   bool mtp = false;
   index_t layer = 0;

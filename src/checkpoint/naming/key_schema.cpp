@@ -129,8 +129,8 @@ bool finish_dotted(name_reader& name, tensor_key& key) noexcept {
   if (!name.take(".")) return false;
   key.part = part_named(words, name.rest());
   if (name.rest() == "weight_packed") {
-    if (key.schema != key_schema::k1) return false;
-    key.schema = key_schema::k1p;
+    if (key.schema != key_schema::mlp_proj) return false;
+    key.schema = key_schema::mlp_proj_packed;
   }
   return true;
 }
@@ -149,8 +149,9 @@ bool finish_stack(name_reader& name, tensor_key& key) noexcept {
   std::string_view const end = name.rest();
   if (!end.empty() && end[0] != '_') return false;
   key.part = part_named(stack_words, end);
-  if (key.schema == key_schema::k4 && end == "_blocks") key.schema = key_schema::k5;
-  return key.schema != key_schema::k7 || (end != "_blocks" && end != "_scales");
+  if (key.schema == key_schema::mlp_stack && end == "_blocks")
+    key.schema = key_schema::mlp_stack_blocks;
+  return key.schema != key_schema::feed_forward_stack || (end != "_blocks" && end != "_scales");
 }
 
 /// "w13_weight", "w2_weight_scale": a stack of gate and up, or of down.
@@ -178,26 +179,26 @@ enum class prefix : std::uint8_t {
 bool match_layer(name_reader& name, prefix where, tensor_key& key) noexcept {
   bool const language = where == prefix::language_model;
   if (where == prefix::bare) {
-    key.schema = name.take("ffn.experts.") ? key_schema::k3 : key_schema::k10;
-    if (key.schema == key_schema::k10 && !name.take("experts.")) return false;
+    key.schema = name.take("ffn.experts.") ? key_schema::ffn_w123 : key_schema::experts_w123;
+    if (key.schema == key_schema::experts_w123 && !name.take("experts.")) return false;
     return finish_expert(name, key, take_numbered);
   }
   if (name.take("mlp.experts.")) {
     char const first = name.rest().empty() ? '\0' : name.rest()[0];
     if (first >= '0' && first <= '9') {
-      key.schema = where == prefix::mtp ? key_schema::km : key_schema::k1;
+      key.schema = where == prefix::mtp ? key_schema::mtp_mlp_proj : key_schema::mlp_proj;
       return finish_expert(name, key, take_projection);
     }
     if (where != prefix::mtp && first == 'w') {
-      key.schema = key_schema::k13;
+      key.schema = key_schema::mlp_stack_w13;
       return finish_numbered_stack(name, key);
     }
-    key.schema = key_schema::k4;
+    key.schema = key_schema::mlp_stack;
     return where != prefix::mtp && finish_stack(name, key);
   }
   if (where == prefix::model_llm) return false;
   if (name.take("mixer.experts.")) {
-    key.schema = key_schema::k12;
+    key.schema = key_schema::mixer_proj;
     return finish_expert(name, key, take_ungated);
   }
   if (where == prefix::mtp || where == prefix::model_language || where == prefix::backbone) {
@@ -205,10 +206,10 @@ bool match_layer(name_reader& name, prefix where, tensor_key& key) noexcept {
   }
   if (name.take("block_sparse_moe.")) {
     if (name.take("experts.")) {
-      key.schema = key_schema::k2;
+      key.schema = key_schema::block_sparse_moe_w123;
       return finish_expert(name, key, take_numbered);
     }
-    key.schema = key_schema::k9;
+    key.schema = key_schema::block_sparse_moe_stack;
     key.projection = name.take("input_linear") ? projection_kind::gate_up : projection_kind::down;
     if (key.projection == projection_kind::down && !name.take("output_linear")) return false;
     return !language && finish_dotted(name, key);
@@ -218,13 +219,13 @@ bool match_layer(name_reader& name, prefix where, tensor_key& key) noexcept {
     if (first >= '0' && first <= '9') {
       if (!name.number(key.expert) || !name.take(".")) return false;
       bool const numbered = !language && take_numbered(name, key.projection);
-      key.schema = numbered ? key_schema::k11 : key_schema::k6;
+      key.schema = numbered ? key_schema::feed_forward_w123 : key_schema::feed_forward_proj;
       return (numbered || take_projection(name, key.projection)) && finish_dotted(name, key);
     }
-    key.schema = key_schema::k7;
+    key.schema = key_schema::feed_forward_stack;
     return language && finish_stack(name, key);
   }
-  key.schema = key_schema::k8;
+  key.schema = key_schema::moe_stack;
   return !language && name.take("moe.") && take_projection(name, key.projection) &&
          finish_dotted(name, key);
 }
@@ -232,11 +233,25 @@ bool match_layer(name_reader& name, prefix where, tensor_key& key) noexcept {
 }  // namespace
 
 std::string_view name(key_schema schema) noexcept {
-  constexpr std::array<std::string_view, key_schema_count> names = {
-      "K1", "K1p", "K2",  "K3", "K4",  "K5",  "K6", "K7",
-      "K8", "K9",  "K10", "Km", "K11", "K12", "K13"};
+  constexpr std::string_view names[key_schema_count] = {
+      "mlp_proj",
+      "mlp_proj_packed",
+      "block_sparse_moe_w123",
+      "ffn_w123",
+      "mlp_stack",
+      "mlp_stack_blocks",
+      "feed_forward_proj",
+      "feed_forward_stack",
+      "moe_stack",
+      "block_sparse_moe_stack",
+      "experts_w123",
+      "mtp_mlp_proj",
+      "feed_forward_w123",
+      "mixer_proj",
+      "mlp_stack_w13",
+  };
   auto const i = static_cast<std::size_t>(schema);
-  return i < names.size() ? names[i] : "unknown";
+  return schema <= key_schema::mlp_stack_w13 ? names[i] : "unknown";
 }
 
 std::string_view name(projection_kind kind) noexcept {
@@ -272,12 +287,12 @@ std::optional<tensor_key> match_key(std::string_view text) noexcept {
     key.mtp = true;
     where = name.rest().starts_with("layers.") ? prefix::mtp : prefix::bare;
   }
-  // K3 numbers its extra layers without the word: mtp.0.ffn.experts...
+  // ffn_w123 numbers MTP layers without the word: mtp.0.ffn.experts...
   bool const numbered = key.mtp && where == prefix::bare;
   if (!numbered && !name.take("layers.")) return std::nullopt;
   if (!name.number(key.layer) || !name.take(".")) return std::nullopt;
   if (!match_layer(name, where, key)) return std::nullopt;
-  if (numbered && key.schema != key_schema::k3) return std::nullopt;
+  if (numbered && key.schema != key_schema::ffn_w123) return std::nullopt;
   return key;
 }
 

@@ -8,44 +8,46 @@
 
 namespace moe64::checkpoint {
 
-/// How the tensors of routed experts are named. One tensor per expert and projection, or one stack
-/// per projection of all experts of a layer.
+/// How the tensors of routed experts are named: the module that the experts are in, and what their
+/// matrices are called there. One tensor per expert and projection (proj, w123), or one stack per
+/// projection of all experts of a layer. P is a prefix of the model, L the layer, E the expert.
 enum class key_schema : std::uint8_t {
-  k1,   ///< P.layers.L.mlp.experts.E.{gate,up,down}_proj.weight
-  k1p,  ///< the same with .weight_packed
-  k2,   ///< [language_model.]model.layers.L.block_sparse_moe.experts.E.w{1,2,3}.weight
-  k3,   ///< layers.L.ffn.experts.E.w{1,2,3}.weight, and mtp.L.ffn...
-  k4,   ///< stacks P.layers.L.mlp.experts.{gate_up,down}_proj; also K4n: names do not tell them
-        ///< apart
-  k5,   ///< stacks model.layers.L.mlp.experts.{gate_up,down}_proj_blocks
-  k6,   ///< [language_model.]model.layers.L.feed_forward.experts.E.{gate,up,down}_proj.weight
-  k7,   ///< stacks language_model.model.layers.L.feed_forward.experts.{gate_up,down}_proj
-  k8,   ///< stacks model.layers.L.moe.{gate,up,down}_proj.weight
-  k9,   ///< stacks model.layers.L.block_sparse_moe.{input,output}_linear.weight
-  k10,  ///< layers.L.experts.E.w{1,2,3}.weight
-  km,   ///< mtp.layers.L.mlp.experts.E.{gate,up,down}_proj.weight
-  k11,  ///< model.layers.L.feed_forward.experts.E.w{1,2,3}.weight
-  k12,  ///< P.layers.L.mixer.experts.E.{up,down}_proj.weight: without a gate
-  k13,  ///< stacks P.layers.L.mlp.experts.{w13,w2}_weight, gate and up rows alternating
+  mlp_proj,                ///< P.layers.L.mlp.experts.E.{gate,up,down}_proj.weight
+  mlp_proj_packed,         ///< the same with .weight_packed
+  block_sparse_moe_w123,   ///< P.layers.L.block_sparse_moe.experts.E.w{1,2,3}.weight
+  ffn_w123,                ///< layers.L.ffn.experts.E.w{1,2,3}.weight, and mtp.L.ffn...
+  mlp_stack,               ///< P.layers.L.mlp.experts.{gate_up,down}_proj: in either orientation
+  mlp_stack_blocks,        ///< P.layers.L.mlp.experts.{gate_up,down}_proj_blocks
+  feed_forward_proj,       ///< P.layers.L.feed_forward.experts.E.{gate,up,down}_proj.weight
+  feed_forward_stack,      ///< P.layers.L.feed_forward.experts.{gate_up,down}_proj
+  moe_stack,               ///< P.layers.L.moe.{gate,up,down}_proj.weight
+  block_sparse_moe_stack,  ///< P.layers.L.block_sparse_moe.{input,output}_linear.weight
+  experts_w123,            ///< layers.L.experts.E.w{1,2,3}.weight
+  mtp_mlp_proj,            ///< mtp.layers.L.mlp.experts.E.{gate,up,down}_proj.weight
+  feed_forward_w123,       ///< P.layers.L.feed_forward.experts.E.w{1,2,3}.weight
+  mixer_proj,              ///< P.layers.L.mixer.experts.E.{up,down}_proj.weight: without a gate
+  mlp_stack_w13,           ///< P.layers.L.mlp.experts.{w13,w2}_weight, gate and up rows alternating
 };
 inline constexpr int key_schema_count = 15;
-[[nodiscard]] std::string_view name(key_schema schema) noexcept;  ///< "K1p"
+[[nodiscard]] std::string_view name(key_schema schema) noexcept;  ///< "mlp_proj_packed"
 
 /// One stack holds all experts of a layer.
 [[nodiscard]] constexpr bool is_stacked(key_schema schema) noexcept {
-  return schema == key_schema::k4 || schema == key_schema::k5 || schema == key_schema::k7 ||
-         schema == key_schema::k8 || schema == key_schema::k9 || schema == key_schema::k13;
+  return schema == key_schema::mlp_stack || schema == key_schema::mlp_stack_blocks ||
+         schema == key_schema::feed_forward_stack || schema == key_schema::moe_stack ||
+         schema == key_schema::block_sparse_moe_stack || schema == key_schema::mlp_stack_w13;
 }
 
 /// Experts have gate and up; without a gate `up` is their only matrix before down.
 [[nodiscard]] constexpr bool is_gated(key_schema schema) noexcept {
-  return schema != key_schema::k12;
+  return schema != key_schema::mixer_proj;
 }
 
-/// The schema whose names the scales and biases of `schema` have: K1 for K1p, K4 for K5.
+/// The schema whose names the scales and biases of `schema` have: those of packed values and of
+/// blocks are named like any others.
 [[nodiscard]] constexpr key_schema base_of(key_schema schema) noexcept {
-  if (schema == key_schema::k1p) return key_schema::k1;
-  return schema == key_schema::k5 ? key_schema::k4 : schema;
+  if (schema == key_schema::mlp_proj_packed) return key_schema::mlp_proj;
+  return schema == key_schema::mlp_stack_blocks ? key_schema::mlp_stack : schema;
 }
 
 enum class projection_kind : std::uint8_t { gate, up, down, gate_up };
@@ -54,7 +56,7 @@ enum class projection_kind : std::uint8_t { gate, up, down, gate_up };
 /// What a tensor is to its module, by the end of its name. In a stack the same words follow an
 /// underscore: `weight_scale_inv` is `_scale_inv` there.
 enum class tensor_part : std::uint8_t {
-  weight,  ///< values, in K1p `weight_packed`, in K5 `_blocks`
+  weight,  ///< values, also `weight_packed` and, of stacks, `_blocks`
   weight_scale_inv,
   weight_scale,
   scale,
@@ -77,7 +79,7 @@ inline constexpr int tensor_part_count = 12;
 
 /// What the name of a tensor says.
 struct tensor_key {
-  key_schema schema = key_schema::k1;
+  key_schema schema = key_schema::mlp_proj;
   tensor_part part = tensor_part::unknown;
   projection_kind projection = projection_kind::gate;
   bool mtp = false;  ///< named as a layer of multi-token prediction

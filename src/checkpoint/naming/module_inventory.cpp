@@ -28,9 +28,9 @@ class inventory_taker {
                        return order(left) < order(right);
                      });
     // beside other experts `.scale` is the name of an ordinary parameter, of norms for example
-    bool const scale_is_ours =
-        std::any_of(result_.experts.begin(), result_.experts.end(),
-                    [](module_tensors const& module) { return module.schema == key_schema::k3; });
+    bool const scale_is_ours = std::any_of(
+        result_.experts.begin(), result_.experts.end(),
+        [](module_tensors const& module) { return module.schema == key_schema::ffn_w123; });
     std::erase_if(result_.dense,
                   [&](module_tensors const& module) { return is_ordinary(module, scale_is_ours); });
     return std::move(result_);
@@ -58,7 +58,7 @@ class inventory_taker {
     module_tensors& module = result_.experts.back();
     if (key.part == tensor_part::weight) {
       module.schema = key.schema;
-      module.packed = key.schema == key_schema::k1p;
+      module.packed = key.schema == key_schema::mlp_proj_packed;
     }
     if (key.part == tensor_part::unknown) {
       found_.error(errc::unsupported, "unknown-expert-tensor", tensor.name,

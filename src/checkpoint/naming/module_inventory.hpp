@@ -15,7 +15,7 @@ namespace moe64::checkpoint {
 /// The tensors of one module, by their part; null where there is none.
 struct module_tensors {
   std::string_view module;
-  key_schema schema = key_schema::k1;  ///< of the values when there are any
+  key_schema schema = key_schema::mlp_proj;  ///< of the values when there are any
   projection_kind projection = projection_kind::gate;
   bool expert_module = false;
   bool mtp = false;

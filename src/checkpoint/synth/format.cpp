@@ -105,8 +105,8 @@ synth_format synth_format_of(std::string_view dialect_id) {
 
 key_schema synth_schema(synth_family const& family, synth_format const& format) {
   // the BF16 release of Llama-4 is fused, though its FP8 one is not
-  bool const fused = family.schemas.contains(key_schema::k7);
-  if (format.row == nullptr && fused) return key_schema::k7;
+  bool const fused = family.schemas.contains(key_schema::feed_forward_stack);
+  if (format.row == nullptr && fused) return key_schema::feed_forward_stack;
   for (int i = 0; i < key_schema_count; ++i) {
     auto const schema = static_cast<key_schema>(i);
     if (format.row == nullptr) {
@@ -114,7 +114,8 @@ key_schema synth_schema(synth_family const& family, synth_format const& format) 
       if (family.schemas.contains(schema)) return schema;
       continue;
     }
-    bool const packed = schema == key_schema::k1p && family.schemas.contains(key_schema::k1);
+    bool const packed =
+        schema == key_schema::mlp_proj_packed && family.schemas.contains(key_schema::mlp_proj);
     if (format.row->keys.contains(schema) && (packed || family.schemas.contains(schema))) {
       return schema;
     }
@@ -136,7 +137,7 @@ module_format synth_module_format(synth_format const& format, key_schema schema,
   result.stacked = is_stacked(schema);
   result.fused = kind == projection_kind::gate_up;
   result.experts = result.stacked ? extents.at("experts") : 1;
-  result.transposed = schema == key_schema::k4 || schema == key_schema::k7;
+  result.transposed = schema == key_schema::mlp_stack || schema == key_schema::feed_forward_stack;
   if (interleaved && result.fused) result.gate_up = gate_up_layout::interleaved;
   bool const down = kind == projection_kind::down;
   result.rows = down ? hidden : (result.fused ? checked_mul(inter, 2) : inter);
@@ -156,33 +157,33 @@ std::string synth_module_name(key_schema schema, std::string_view layer, project
     return fmt::format("{}.{}.{}.{}", layer, words, expert, projection_word(kind, numbered));
   };
   switch (schema) {
-    case key_schema::k1:
-    case key_schema::k1p:
-    case key_schema::km:
+    case key_schema::mlp_proj:
+    case key_schema::mlp_proj_packed:
+    case key_schema::mtp_mlp_proj:
       return named("mlp.experts", false);
-    case key_schema::k2:
+    case key_schema::block_sparse_moe_w123:
       return named("block_sparse_moe.experts", true);
-    case key_schema::k3:
+    case key_schema::ffn_w123:
       return named("ffn.experts", true);
-    case key_schema::k6:
+    case key_schema::feed_forward_proj:
       return named("feed_forward.experts", false);
-    case key_schema::k11:
+    case key_schema::feed_forward_w123:
       return named("feed_forward.experts", true);
-    case key_schema::k12:
+    case key_schema::mixer_proj:
       return named("mixer.experts", false);
-    case key_schema::k10:
+    case key_schema::experts_w123:
       return named("experts", true);
-    case key_schema::k4:
-    case key_schema::k5:
+    case key_schema::mlp_stack:
+    case key_schema::mlp_stack_blocks:
       return fmt::format("{}.mlp.experts.{}", layer, projection_word(kind, false));
-    case key_schema::k7:
+    case key_schema::feed_forward_stack:
       return fmt::format("{}.feed_forward.experts.{}", layer, projection_word(kind, false));
-    case key_schema::k13:
+    case key_schema::mlp_stack_w13:
       return fmt::format("{}.mlp.experts.{}", layer,
                          kind == projection_kind::down ? "w2_weight" : "w13_weight");
-    case key_schema::k8:
+    case key_schema::moe_stack:
       return fmt::format("{}.moe.{}", layer, projection_word(kind, false));
-    case key_schema::k9:
+    case key_schema::block_sparse_moe_stack:
       return fmt::format("{}.block_sparse_moe.{}_linear", layer,
                          kind == projection_kind::down ? "output" : "input");
   }
@@ -190,14 +191,14 @@ std::string synth_module_name(key_schema schema, std::string_view layer, project
 }
 
 std::string synth_part_name(key_schema schema, std::string_view module, std::string_view word) {
-  bool const bare = schema == key_schema::k4 || schema == key_schema::k5 ||
-                    schema == key_schema::k7 || schema == key_schema::k13;
+  bool const bare = schema == key_schema::mlp_stack || schema == key_schema::mlp_stack_blocks ||
+                    schema == key_schema::feed_forward_stack || schema == key_schema::mlp_stack_w13;
   if (!bare) {
-    bool const packed = schema == key_schema::k1p && word == "weight";
+    bool const packed = schema == key_schema::mlp_proj_packed && word == "weight";
     return fmt::format("{}.{}", module, packed ? "weight_packed" : word);
   }
   if (word == "weight")
-    return fmt::format("{}{}", module, schema == key_schema::k5 ? "_blocks" : "");
+    return fmt::format("{}{}", module, schema == key_schema::mlp_stack_blocks ? "_blocks" : "");
   if (word == "weight_scale_inv") word = "scale_inv";
   return fmt::format("{}_{}", module, word);
 }

@@ -155,7 +155,7 @@ class planner {
     }
     bool const stacked = is_stacked(schema_);
     index_t const experts = stacked ? 1 : plan_.extents.at("experts");
-    bool const fused = stacked && schema_ != key_schema::k8;
+    bool const fused = stacked && schema_ != key_schema::moe_stack;
     for (index_t expert = 0; expert < experts; ++expert) {
       if (fused) {
         add_module(layer, projection_kind::gate_up, expert);
@@ -202,11 +202,12 @@ class planner {
   void add_module(layer_place const& layer, projection_kind kind, index_t expert) {
     synth_format const& format = layer.plain_experts ? plain_ : (layer.mtp ? mtp_format_ : format_);
     bool const apart = layer.mtp && family_.mtp == mtp_naming::apart;
-    bool const km = apart && schema_ != key_schema::k3;
+    bool const own_naming = apart && schema_ != key_schema::ffn_w123;
     bool const interleaved = family_.name == "gpt-oss";
     synth_module module;
-    module.schema = km ? key_schema::km : schema_;
-    if (format.row == nullptr && module.schema == key_schema::k1p) module.schema = key_schema::k1;
+    module.schema = own_naming ? key_schema::mtp_mlp_proj : schema_;
+    if (format.row == nullptr && module.schema == key_schema::mlp_proj_packed)
+      module.schema = key_schema::mlp_proj;
     module.name = synth_module_name(module.schema, layer.name, kind, expert);
     module.format = synth_module_format(format, module.schema, kind, plan_.extents, interleaved);
     module.layer = layer.number + (apart ? plan_.extents.at("layers") : 0);
@@ -310,7 +311,7 @@ class planner {
   synth_format format_;
   synth_format mtp_format_;
   synth_format plain_;
-  key_schema schema_ = key_schema::k1;
+  key_schema schema_ = key_schema::mlp_proj;
   bool with_mtp_ = false;
   std::vector<std::string> skipped_;
   synth_plan plan_;

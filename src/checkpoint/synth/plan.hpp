@@ -34,7 +34,7 @@ struct synth_tensor {
 struct synth_module {
   std::string name;
   module_format format;
-  key_schema schema = key_schema::k1;
+  key_schema schema = key_schema::mlp_proj;
   index_t layer = 0;
   index_t expert = 0;
   index_t values = -1;

@@ -27,7 +27,7 @@ constexpr index_t inter = case_extents::inter;
 constexpr index_t experts = case_extents::experts;
 
 layer_request request_of(dialect_case const& dialect) {
-  bool const mtp = dialect.schema == checkpoint::key_schema::km;
+  bool const mtp = dialect.schema == checkpoint::key_schema::mtp_mlp_proj;
   return {0, mtp, 0, -1};
 }
 

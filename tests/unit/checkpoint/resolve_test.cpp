@@ -316,7 +316,7 @@ TEST(resolve, declaration_without_a_dialect_lists_what_does_not_fit) {
   EXPECT_THAT(all_texts(resolved), HasSubstr("the declaration 'awq' (awq) has no dialect"));
   auto other =
       sound_checkpoint(R"("model_type": "x", "quantization_config": {"quant_method": "mxfp8"})");
-  EXPECT_THAT(all_texts(other.resolve()), HasSubstr("D12 is not named like K1"));
+  EXPECT_THAT(all_texts(other.resolve()), HasSubstr("D12 is not named like mlp_proj"));
 }
 
 TEST(resolve, assumed_dialect_overrides_the_declaration) {

@@ -16,7 +16,7 @@ enum class mtp_naming : std::uint8_t {
   apart,     ///< under a word of their own, from 0: mtp.layers.0, mtp.0
 };
 
-/// One architecture: what its checkpoints hold beside the quantised experts, as text.
+/// One architecture: what its checkpoints hold besides the quantised experts, as text.
 ///
 /// `tensors` has one tensor per line: [condition:] name extent... [!type]. Extents are expressions
 /// of synth_extents; `^` stands for the prefix of the model, `~` for that of a layer, and a line
@@ -27,15 +27,15 @@ enum class mtp_naming : std::uint8_t {
 /// names stand for lists: see synth_config.cpp.
 struct synth_family {
   std::string_view name;
-  std::string_view model_type;
+  std::string_view model_type = {};
   schema_set schemas;  ///< that its releases use for experts
-  std::string_view model_prefix;
+  std::string_view model_prefix = {};
   std::string_view layer_prefix;  ///< in front of the number
   mtp_naming mtp = mtp_naming::none;
-  std::string_view mtp_prefix;  ///< apart: in front of the number
+  std::string_view mtp_prefix = {};  ///< apart: in front of the number
   std::string_view extents;
   std::array<std::string_view, 5> tensors;
-  std::array<std::string_view, 5> config;
+  std::array<std::string_view, 5> config = {};
   std::string_view params = {};  ///< params.json instead of config.json
 };
 

@@ -97,29 +97,25 @@ moe: ~.shared_experts.w3.weight inter hidden
 )";
 
 constexpr synth_family families[] = {
-    {"deepseek-v4",
-     "deepseek_v4",
-     schema_set(k3),
-     "",
-     "layers.",
-     mtp_naming::apart,
-     "mtp.",
-     "hidden=4096 inter=2048 experts=256 top_k=6 layers=43 heads=64 head_dim=512 q_rank=1024 "
-     "o_rank=1024 o_groups=8 rope=64 index_heads=64 index_dim=128 vocab=129280",
-     {deepseek_v4},
-     {deepseek_v4_config}},
-    {"mistral-large-3",
-     "",
-     schema_set(k10),
-     "",
-     "layers.",
-     mtp_naming::none,
-     "",
-     "hidden=7168 inter=4096 dense_inter=16384 experts=128 top_k=4 layers=61 dense=3 heads=128 "
-     "kv_heads=128 q_rank=1536 kv_rank=512 nope=128 rope=64 v_dim=128 vocab=131072",
-     {mistral},
-     {},
-     R"("dim": $hidden,
+    {.name = "deepseek-v4",
+     .model_type = "deepseek_v4",
+     .schemas = schema_set(ffn_w123),
+     .layer_prefix = "layers.",
+     .mtp = mtp_naming::apart,
+     .mtp_prefix = "mtp.",
+     .extents =
+         "hidden=4096 inter=2048 experts=256 top_k=6 layers=43 heads=64 head_dim=512 q_rank=1024 "
+         "o_rank=1024 o_groups=8 rope=64 index_heads=64 index_dim=128 vocab=129280",
+     .tensors = {deepseek_v4},
+     .config = {deepseek_v4_config}},
+    {.name = "mistral-large-3",
+     .schemas = schema_set(experts_w123),
+     .layer_prefix = "layers.",
+     .extents =
+         "hidden=7168 inter=4096 dense_inter=16384 experts=128 top_k=4 layers=61 dense=3 heads=128 "
+         "kv_heads=128 q_rank=1536 kv_rank=512 nope=128 rope=64 v_dim=128 vocab=131072",
+     .tensors = {mistral},
+     .params = R"("dim": $hidden,
   "n_layers": $layers,
   "n_heads": $heads,
   "n_kv_heads": $kv_heads,

@@ -57,8 +57,8 @@ struct output_place {
 output_place place_of(dialect_case const& c, tensor_map const& in, tensor_map const& out,
                       projection_kind projection, index_t expert) {
   std::string const module = module_of(c, in, projection, expert);
-  bool const bare =
-      c.schema == key_schema::k4 || c.schema == key_schema::k5 || c.schema == key_schema::k7;
+  bool const bare = c.schema == key_schema::mlp_stack || c.schema == key_schema::mlp_stack_blocks ||
+                    c.schema == key_schema::feed_forward_stack;
   bool const down = projection == projection_kind::down;
   bool const up = projection == projection_kind::up;
   index_t const rows = down ? hidden : inter;
@@ -68,10 +68,11 @@ output_place place_of(dialect_case const& c, tensor_map const& in, tensor_map co
   if (bare) {  // [experts, in, out] with gate and up side by side or taking turns
     index_t const outputs = down ? rows : 2 * rows;
     index_t const first = slice * outputs * cols;
-    if (c.schema == key_schema::k5 && !down) return {&tensor, first + (up ? 1 : 0), 2, outputs};
+    if (c.schema == key_schema::mlp_stack_blocks && !down)
+      return {&tensor, first + (up ? 1 : 0), 2, outputs};
     return {&tensor, first + (up ? rows : 0), 1, outputs};
   }
-  bool const fused = c.schema == key_schema::k9 && !down;
+  bool const fused = c.schema == key_schema::block_sparse_moe_stack && !down;
   index_t const slice_size = rows * cols * (fused ? 2 : 1);
   return {&tensor, slice * slice_size + (fused && up ? rows * cols : 0), cols, 1};
 }

@@ -158,7 +158,7 @@ class plain_decoder {
   /// The row of a stack in which gate and up are together.
   index_t fused_row(index_t row) const {
     if (down()) return row;
-    if (dialect_.schema == key_schema::k5) return 2 * row + (up() ? 1 : 0);
+    if (dialect_.schema == key_schema::mlp_stack_blocks) return 2 * row + (up() ? 1 : 0);
     return row + (up() ? inter : 0);
   }
   index_t fused_rows() const { return down() ? hidden : 2 * inter; }
@@ -166,15 +166,15 @@ class plain_decoder {
   double value(index_t expert, index_t row, index_t col) {
     index_t at = row * cols_ + col;
     switch (dialect_.schema) {
-      case key_schema::k4:
-      case key_schema::k7:
+      case key_schema::mlp_stack:
+      case key_schema::feed_forward_stack:
         at = (expert * cols_ + col) * fused_rows() + fused_row(row);
         break;
-      case key_schema::k5:
-      case key_schema::k9:
+      case key_schema::mlp_stack_blocks:
+      case key_schema::block_sparse_moe_stack:
         at = (expert * fused_rows() + fused_row(row)) * cols_ + col;
         break;
-      case key_schema::k8:
+      case key_schema::moe_stack:
         at = (expert * rows_ + row) * cols_ + col;
         break;
       default:
@@ -208,18 +208,18 @@ class plain_decoder {
       case scale_codec::blk:
       case scale_codec::blk_pow2:
       case scale_codec::blk4d:
-        if (dialect_.schema == key_schema::k4) {
+        if (dialect_.schema == key_schema::mlp_stack) {
           index_t const block_rows = ceil_div(fused_rows(), 128);
           return stored(tensor,
                         (expert * block_cols + col / 128) * block_rows + fused_row(row) / 128);
         }
-        if (dialect_.schema == key_schema::k8) {
+        if (dialect_.schema == key_schema::moe_stack) {
           return stored(tensor,
                         (expert * ceil_div(rows_, 128) + row / 128) * block_cols + col / 128);
         }
         return stored(tensor, row / 128 * block_cols + col / 128);
       case scale_codec::row:
-        if (dialect_.schema == key_schema::k9) {
+        if (dialect_.schema == key_schema::block_sparse_moe_stack) {
           return stored(tensor, expert * fused_rows() + fused_row(row));
         }
         return stored(tensor, row);
@@ -227,7 +227,7 @@ class plain_decoder {
         return stored(tensor, expert * fused_rows() + fused_row(row));
       case scale_codec::mx32:
       case scale_codec::grp:
-        if (dialect_.schema == key_schema::k5) {
+        if (dialect_.schema == key_schema::mlp_stack_blocks) {
           return stored(tensor, (expert * fused_rows() + fused_row(row)) * (cols_ / 32) + col / 32);
         }
         return stored(tensor, row * (cols_ / 32) + col / 32);

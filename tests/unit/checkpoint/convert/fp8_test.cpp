@@ -30,25 +30,26 @@ convert_report convert_folder(std::string const& from, std::string const& out, c
 }
 
 bool is_bare(dialect_case const& c) {
-  return c.schema == key_schema::k4 || c.schema == key_schema::k5 || c.schema == key_schema::k7;
+  return c.schema == key_schema::mlp_stack || c.schema == key_schema::mlp_stack_blocks ||
+         c.schema == key_schema::feed_forward_stack;
 }
 
 /// No dialect states the result: stacks and names that only other formats have.
 bool has_result(dialect_case const& c, convert_target to) {
   bool const block = to == convert_target::fp8_block;
   switch (c.schema) {
-    case key_schema::k5:   // its biases belong to a stack
-    case key_schema::k10:  // no other format is known under these names
+    case key_schema::mlp_stack_blocks:  // its biases belong to a stack
+    case key_schema::experts_w123:      // no other format is known under these names
       return false;
-    case key_schema::k3:
+    case key_schema::ffn_w123:
       return block;
-    case key_schema::k6:
-    case key_schema::k7:
-    case key_schema::k9:
+    case key_schema::feed_forward_proj:
+    case key_schema::feed_forward_stack:
+    case key_schema::block_sparse_moe_stack:
       return !block;
-    case key_schema::k8:
+    case key_schema::moe_stack:
       return block;
-    case key_schema::km:
+    case key_schema::mtp_mlp_proj:
       return block;
     default:
       return true;
@@ -75,15 +76,15 @@ struct output_matrix {
 output_matrix matrix_of(dialect_case const& c, tensor_map const& in, tensor_map const& out,
                         projection_kind projection, index_t expert, convert_target to) {
   std::string const module = output_module(c, in, projection, expert);
-  std::string const suffix = to == convert_target::fp8_row ? ".weight_scale"
-                             : c.schema == key_schema::k3  ? ".scale"
-                                                           : ".weight_scale_inv";
+  std::string const suffix = to == convert_target::fp8_row      ? ".weight_scale"
+                             : c.schema == key_schema::ffn_w123 ? ".scale"
+                                                                : ".weight_scale_inv";
   output_matrix result{&out.at(module + ".weight"), &out.at(module + suffix), 0, 0};
   if (result.values->shape.size() < 3) return result;
   index_t const rows = result.values->shape[1];
   result.first = expert * rows * result.values->shape[2];
   result.first_scale = expert * result.scales->shape[1] * result.scales->shape[2];
-  if (c.schema == key_schema::k9 && projection == projection_kind::up) {
+  if (c.schema == key_schema::block_sparse_moe_stack && projection == projection_kind::up) {
     result.first += rows / 2 * result.values->shape[2];
     result.first_scale += rows / 2;
   }
