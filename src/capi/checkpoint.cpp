@@ -15,7 +15,7 @@
 /// Never moved or changed: answers point to its texts.
 struct moe64_checkpoint {
   moe64::checkpoint_reader reader;
-  std::vector<moe64::checkpoint_finding> findings;
+  std::vector<moe64::finding> findings;
   moe64::checkpoint_description description;
 };
 
