@@ -68,17 +68,22 @@ support takes_vectors(activate_args const& args) {
   return takes_vec8({{"gate", args.gate}, {"up", args.up}, {"out", args.out}});
 }
 
+support takes_gate_table(activate_args const& args) {
+  support const table = pays_table(args);
+  return table ? takes_vectors(args) : table;
+}
+
+void run_gate_table(activate_args const& args, stream where) {
+  launcher on("activate", args, where);
+  on.launch(activate_table_kernel(args.activation.kind), {on.multiprocessors(), gate_table_threads},
+            parameters_of(args));
+}
+
 void run_vectors(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   index_t const eights =
       ceil_div(args.gate.extent[0], activate_rows_each) * args.gate.extent[1] / 8;
-  activation const kind = args.activation.kind;
-  if (takes_table(kind, args.gate.type, args.gate.size())) {
-    on.launch(activate_table_kernel(kind), {on.multiprocessors(), gate_table_threads},
-              parameters_of(args));
-    return;
-  }
-  on.launch(activate_vectors_kernel(kind, args.gate.type),
+  on.launch(activate_vectors_kernel(args.activation.kind, args.gate.type),
             {blocks_of_eights(on, eights), activate_threads}, parameters_of(args));
 }
 
@@ -104,8 +109,11 @@ void run_backward_vectors(activate_backward_args const& args, stream where) {
 }
 
 constexpr implementation<activate_args> activators[] = {
+    {"fp8_row_major_table", takes_row_major_table, run_row_major_table},
+    {"fp8_row_major", takes_row_major, run_row_major},
     {"quantized_groups", takes_quantized_groups, run_quantized_groups},
     {"quantized_rows", takes_quantized_rows, run_quantized_rows},
+    {"table", takes_gate_table, run_gate_table},
     {"vectors", takes_vectors, run_vectors},
     {"reference", any_call<activate_args>, run_reference},
 };

@@ -5,6 +5,8 @@
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 
@@ -34,22 +36,24 @@ support takes_vec16(activate_args const& args) {
   return support::yes();
 }
 
-std::optional<activate_row_major_parameters> row_major_parameters_of(activate_args const& args) {
-  auto const to = row_major_target_of(target_of_out(args), activate_row_major_width);
-  auto const gate = row_major_rows_of(args.gate);
-  auto const up = args.up.present() ? row_major_rows_of(args.up) : row_major_rows{};
-  if (!to || !gate || !up) return std::nullopt;
-  return activate_row_major_parameters{args.activation, *gate, *up, *to};
+activate_row_major_parameters row_major_parameters_of(activate_args const& args) {
+  return {args.activation, row_major_rows_of(args.gate),
+          args.up.present() ? row_major_rows_of(args.up) : row_major_rows{},
+          row_major_target_of(target_of_out(args), activate_row_major_width)};
 }
 
-/// Blocks that stay with teams of so many threads, as many as there is shared memory for; none
-/// where a team is too large.
-grid staying_grid(launcher const& on, activation kind, index_t team_threads) {
-  index_t const room = on.shared_bytes() - gate_table_bytes - 1024;
-  index_t const most = std::min<index_t>(staying_threads, room / staying_item_bytes(kind));
-  index_t const threads = most / team_threads * team_threads;
-  return {threads > 0 ? on.multiprocessors() : 0, narrow<int>(threads),
-          gate_table_bytes + threads * staying_item_bytes(kind)};
+/// Threads of a persistent CTA that take items together: those of a group, or of a row.
+index_t table_team(quantize_target const& target) {
+  bool const groups = target.block_cols == row_major_group;
+  return groups ? 32 : align_up(target.row_sixteens.by / activate_row_major_width, 32);
+}
+
+/// As many teams of so many threads as there is shared memory for; 0: not for one.
+index_t persistent_threads(activation kind, index_t team_threads, index_t shared_bytes) {
+  index_t const room = shared_bytes - gate_table_bytes - 1024;
+  index_t const most =
+      std::min<index_t>(persistent_most_threads, room / persistent_item_bytes(kind));
+  return most / team_threads * team_threads;
 }
 
 support is_quantizing(activate_args const& args) {
@@ -67,21 +71,8 @@ support takes_quantized_groups(activate_args const& args) {
 
 void run_quantized_groups(activate_args const& args, stream where) {
   launcher on("activate", args, where);
-  activation const kind = args.activation.kind;
-  auto const usual = row_major_parameters_of(args);
-  if (usual && usual->to.in_groups && takes_table(kind, args.gate.type, args.gate.size())) {
-    if (grid const shape = staying_grid(on, kind, 32); shape.blocks > 0) {
-      on.launch(activate_row_major_table_kernel(kind), shape, *usual);
-      return;
-    }
-  }
-  if (usual && usual->to.in_groups) {
-    on.launch(activate_row_major_kernel(kind, args.gate.type),
-              {row_major_blocks(on, usual->to, row_major_threads), row_major_threads}, *usual);
-    return;
-  }
   activate_quantize_parameters const p = parameters_of(args);
-  on.launch(activate_groups_kernel(kind, args.gate.type),
+  on.launch(activate_groups_kernel(args.activation.kind, args.gate.type),
             {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
 }
 
@@ -94,27 +85,85 @@ support takes_quantized_rows(activate_args const& args) {
 
 void run_quantized_rows(activate_args const& args, stream where) {
   launcher on("activate", args, where);
-  activation const kind = args.activation.kind;
-  auto const usual = row_major_parameters_of(args);
-  if (usual && takes_table(kind, args.gate.type, args.gate.size())) {
-    index_t const row_threads = align_up(usual->to.row_items.by, 32);
-    if (grid const shape = staying_grid(on, kind, row_threads); shape.blocks > 0) {
-      on.launch(activate_row_major_table_rows_kernel(kind), shape, *usual);
-      return;
-    }
-  }
-  if (usual && row_major_team_of(usual->to).threads <= row_major_row_threads) {
-    auto const [threads, rows] = row_major_team_of(usual->to);
-    on.launch(
-        activate_row_major_rows_kernel(kind, args.gate.type),
-        {on.blocks_for(ceil_div(args.gate.extent[0], rows), one_task_each), narrow<int>(threads)},
-        *usual);
-    return;
-  }
   activate_quantize_parameters const p = parameters_of(args);
   index_t const threads = threads_of_block(p.target, row_team);
-  on.launch(activate_rows_kernel(kind, args.gate.type),
+  on.launch(activate_rows_kernel(args.activation.kind, args.gate.type),
             {on.blocks_for(p.gate.extent[0], one_task_each), narrow<int>(threads)}, p);
+}
+
+namespace {
+
+support takes_row_major_operands(activate_args const& args) {
+  bool const groups = bool(takes_quantized_groups(args));
+  if (support const rows = takes_quantized_rows(args); !groups && !rows) return rows;
+  quantize_target const target = target_of_out(args);
+  if (support const to = can_be_row_major(target, activate_row_major_width); !to) return to;
+  if (support const gate = has_row_major_rows("gate", args.gate); !gate) return gate;
+  return args.up.present() ? has_row_major_rows("up", args.up) : support::yes();
+}
+
+}  // namespace
+
+support takes_row_major(activate_args const& args) {
+  if (support const operands = takes_row_major_operands(args); !operands) return operands;
+  quantize_target const target = target_of_out(args);
+  if (target.block_cols == row_major_group) return support::yes();
+  row_major_target const to = row_major_target_of(target, activate_row_major_width);
+  if (row_major_team_of(to).threads <= row_major_row_threads) return support::yes();
+  return support::no(fmt::format("rows of {} columns with one scale: it takes at most {}", to.cols,
+                                 16 * activate_row_major_width * row_major_row_threads));
+}
+
+void run_row_major(activate_args const& args, stream where) {
+  launcher on("activate", args, where);
+  activation const kind = args.activation.kind;
+  activate_row_major_parameters const p = row_major_parameters_of(args);
+  if (p.to.in_groups) {
+    on.launch(activate_row_major_kernel(kind, args.gate.type),
+              {row_major_blocks(on, p.to, row_major_threads), row_major_threads}, p);
+    return;
+  }
+  auto const [threads, rows] = row_major_team_of(p.to);
+  on.launch(
+      activate_row_major_rows_kernel(kind, args.gate.type),
+      {on.blocks_for(ceil_div(args.gate.extent[0], rows), one_task_each), narrow<int>(threads)}, p);
+}
+
+support takes_row_major_table(activate_args const& args) {
+  if (support const table = pays_table(args); !table) return table;
+  if (support const operands = takes_row_major_operands(args); !operands) return operands;
+  int shared_bytes = 0;
+  if (the_runtime().shared_bytes(args.out.device.ordinal, &shared_bytes) != 0) {
+    (void)the_runtime().take_error();  // or the next launch would report it as its own
+    return support::no(to_string(args.out.device) + " does not tell its shared memory");
+  }
+  index_t const team = table_team(target_of_out(args));
+  if (persistent_threads(args.activation.kind, team, shared_bytes) > 0) return support::yes();
+  return support::no(
+      fmt::format("{} bytes of shared memory and {} threads: no room for {}, which "
+                  "one row needs",
+                  shared_bytes, persistent_most_threads, team));
+}
+
+void run_row_major_table(activate_args const& args, stream where) {
+  launcher on("activate", args, where);
+  activation const kind = args.activation.kind;
+  activate_row_major_parameters const p = row_major_parameters_of(args);
+  index_t const threads =
+      persistent_threads(kind, table_team(target_of_out(args)), on.shared_bytes());
+  on.launch(p.to.in_groups ? activate_row_major_table_kernel(kind)
+                           : activate_row_major_table_rows_kernel(kind),
+            {on.multiprocessors(), narrow<int>(threads),
+             gate_table_bytes + threads * persistent_item_bytes(kind)},
+            p);
+}
+
+support pays_table(activate_args const& args) {
+  if (takes_table(args.activation.kind, args.gate.type, args.gate.size())) return support::yes();
+  return support::no(
+      fmt::format("a table of gates is for gelu of bf16 and at least 2^22 elements, "
+                  "not for {} of {} {}",
+                  name(args.activation.kind), args.gate.size(), name(args.gate.type)));
 }
 
 void run_quantized_reference(activate_args const& args, stream where) {

@@ -4,6 +4,8 @@
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
+#include <fmt/format.h>
+
 namespace moe64::cuda {
 namespace {
 
@@ -33,19 +35,34 @@ support can_take_vectors(combine_args const& args) {
   return can_take_vec8("y", args.y);
 }
 
+/// Of the kernel "vectors".
+index_t vector_tasks(combine_args const& args) {
+  return args.plan.tokens * ceil_div(args.y.extent[1], combine_columns);
+}
+
+/// Where the larger pieces of "vectors" would leave multiprocessors idle, or busy for one round of
+/// loads each.
+support is_small_batch(combine_args const& args) {
+  constexpr index_t most_tasks = 512;
+  if (vector_tasks(args) > most_tasks) {
+    return support::no(fmt::format("{} pieces of {} columns: it is for at most {}",
+                                   vector_tasks(args), combine_columns, most_tasks));
+  }
+  return can_take_vectors(args);
+}
+
+void run_small_batch(combine_args const& args, stream where) {
+  launcher on("combine", args, where);
+  index_t const pieces = ceil_div(args.y.extent[1], combine_small_batch_columns);
+  on.launch(combine_small_batch_kernel(args.y.type, args.weighted),
+            {args.plan.tokens * pieces, combine_small_batch_threads}, parameters_of(args));
+}
+
 void run_vectors(combine_args const& args, stream where) {
   launcher on("combine", args, where);
-  index_t const tasks = args.plan.tokens * ceil_div(args.y.extent[1], combine_columns);
-  // The larger pieces would leave multiprocessors idle, or busy for one round of loads each.
-  constexpr index_t few_tasks = 512;
-  if (tasks <= few_tasks) {
-    index_t const pieces = ceil_div(args.y.extent[1], combine_few_columns);
-    on.launch(combine_few_kernel(args.y.type, args.weighted),
-              {args.plan.tokens * pieces, combine_few_threads}, parameters_of(args));
-    return;
-  }
   on.launch(combine_vectors_kernel(args.y.type, args.weighted),
-            {on.blocks_for(tasks, most_blocks_each), combine_threads}, parameters_of(args));
+            {on.blocks_for(vector_tasks(args), most_blocks_each), combine_threads},
+            parameters_of(args));
 }
 
 slot_weight_gradient_parameters parameters_of(slot_weight_gradient_args const& args) {
@@ -75,6 +92,7 @@ void run_gradient_reference(slot_weight_gradient_args const& args, stream where)
 }
 
 constexpr implementation<combine_args> combiners[] = {
+    {"small_batch", is_small_batch, run_small_batch},
     {"vectors", can_take_vectors, run_vectors},
     {"reference", any_call<combine_args>, run_reference},
 };

@@ -20,8 +20,8 @@ struct team {
   index_t most = 1024;
 };
 
-/// Whether the kernels named "groups" can write these scales, and those named "blocks". The columns
-/// are can_take_vec16' affair.
+/// Whether the kernels named "groups" can write these scales, and those named "blocks". Columns
+/// are can_take_vec16()'s affair.
 [[nodiscard]] support can_make_groups(quantize_target const& target);
 [[nodiscard]] support can_make_blocks(quantize_target const& target, team const& threads);
 
@@ -31,6 +31,8 @@ struct team {
 [[nodiscard]] index_t tiles_of_groups(quantize_target const& target);
 
 /// gather with `quantized`, in the order of the list of gather.
+[[nodiscard]] support takes_row_major(gather_args const& args);
+void run_row_major(gather_args const& args, stream where);
 [[nodiscard]] support takes_quantized_groups(gather_args const& args);
 void run_quantized_groups(gather_args const& args, stream where);
 [[nodiscard]] support takes_quantized_rows(gather_args const& args);
@@ -39,7 +41,13 @@ void run_quantized_reference(gather_args const& args, stream where);
 /// Of the implementations that do not quantise: a call without `quantized`.
 [[nodiscard]] support is_copy(gather_args const& args);
 
-/// activate with `quantized`, likewise.
+/// Whether activations by a table of gates in shared memory are faster.
+[[nodiscard]] support pays_table(activate_args const& args);
+/// activate with `quantized`, likewise; row_major_table is row_major by a table of gates.
+[[nodiscard]] support takes_row_major_table(activate_args const& args);
+void run_row_major_table(activate_args const& args, stream where);
+[[nodiscard]] support takes_row_major(activate_args const& args);
+void run_row_major(activate_args const& args, stream where);
 [[nodiscard]] support takes_quantized_groups(activate_args const& args);
 void run_quantized_groups(activate_args const& args, stream where);
 [[nodiscard]] support takes_quantized_rows(activate_args const& args);

@@ -6,6 +6,8 @@
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 
@@ -30,38 +32,8 @@ grid grid_of(launcher const& on, row_major_shape const& each, index_t tasks) {
   return {on.blocks_for(tasks, one_task_each), narrow<int>(each.threads), unused_shared_bytes};
 }
 
-/// Launches the kernel for what is usual, where it can be had.
-bool launch_row_major(launcher& on, gather_args const& args) {
-  auto const to = row_major_target_of(target_of_rows(args), quantize_row_major_width);
-  auto const x = row_major_rows_of(args.x);
-  routing_plan const& plan = args.plan;
-  if (!to || !x || args.weighted || plan.slot_to_row.stride[0] != 1) return false;
-  index_t const row_items = to->row_items.by, top_k = std::max<index_t>(plan.top_k, 1);
-  if (plan.tokens >= row_major_most_items / row_items) return false;
-  // Reading ahead counts bytes of one piece, and every thread has some.
-  index_t const cols = args.x.extent[1];
-  bool const adjacent = args.x.stride[0] == cols && (!to->in_groups || cols % row_major_group == 0);
-  gather_row_major_parameters const p = {
-      .x = *x,
-      .to = *to,
-      .slot_to_row = static_cast<std::int64_t const*>(plan.slot_to_row.data),
-      .tokens = plan.tokens,
-      .top_k = plan.top_k,
-      .ahead_bytes = adjacent ? plan.tokens * cols * 2 : 0};
-  if (to->in_groups) {
-    constexpr index_t threads = gather_groups_threads;
-    row_major_shape const each = {std::clamp<index_t>(32 / top_k, 2, 16), threads};
-    on.launch(gather_row_major_groups_kernel(args.x.type),
-              grid_of(on, each, ceil_div(plan.tokens * row_items, threads)), p);
-    return true;
-  }
-  index_t const threads = align_up(ceil_div(cols, 32), 32);
-  if (threads > row_major_row_threads) return false;
-  row_major_shape const each = {std::max<index_t>((2688 / top_k + threads / 2) / threads, 2),
-                                threads};
-  on.launch(gather_row_major_rows_kernel(args.x.type), grid_of(on, each, plan.tokens), p);
-  return true;
-}
+/// That hold a row with one scale, 32 columns each.
+index_t threads_of_row(index_t cols) { return align_up(ceil_div(cols, 32), 32); }
 
 support takes_vec16(gather_args const& args) {
   if (bits(args.x.type) != 16 || bits(args.rows.type) != 8) {
@@ -79,7 +51,7 @@ support is_quantizing(gather_args const& args) {
 
 }  // namespace
 
-/// Of whole sixteens, as takes_vec16() asks; the reference makes codes for every row.
+/// Of whole vec16, as takes_vec16() asks; the reference makes codes for every row.
 bool gathers_codes_once(dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; }
 
 support is_copy(gather_args const& args) {
@@ -95,7 +67,6 @@ support takes_quantized_groups(gather_args const& args) {
 
 void run_quantized_groups(gather_args const& args, stream where) {
   launcher on("gather", args, where);
-  if (launch_row_major(on, args)) return;
   gather_quantize_parameters const p = parameters_of(args);
   index_t const threads =
       std::clamp<index_t>(align_up(ceil_div(p.x.extent[1], gather_held), 32), 32, 1024);
@@ -112,11 +83,57 @@ support takes_quantized_rows(gather_args const& args) {
 
 void run_quantized_rows(gather_args const& args, stream where) {
   launcher on("gather", args, where);
-  if (launch_row_major(on, args)) return;
   gather_quantize_parameters const p = parameters_of(args);
   index_t const threads = threads_of_block(p.target, {gather_held});
   on.launch(gather_rows_kernel(p.x.type, p.target.values.type),
             {on.blocks_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
+}
+
+support takes_row_major(gather_args const& args) {
+  bool const groups = bool(takes_quantized_groups(args));
+  if (support const rows = takes_quantized_rows(args); !groups && !rows) return rows;
+  quantize_target const target = target_of_rows(args);
+  if (support const to = can_be_row_major(target, quantize_row_major_width); !to) return to;
+  if (support const x = has_row_major_rows("x", args.x); !x) return x;
+  routing_plan const& plan = args.plan;
+  if (args.weighted) return support::no("rows are weighted");
+  if (plan.slot_to_row.stride[0] != 1) return support::no("slot_to_row has gaps");
+  row_major_target const to = row_major_target_of(target, quantize_row_major_width);
+  if (plan.tokens >= row_major_most_items / to.row_items.by) {
+    return support::no(fmt::format("{} tokens of {} columns: it counts them by 16 with 31 bits",
+                                   plan.tokens, to.cols));
+  }
+  if (to.in_groups || threads_of_row(to.cols) <= row_major_row_threads) return support::yes();
+  return support::no(fmt::format("rows of {} columns with one scale: it takes at most {}", to.cols,
+                                 32 * row_major_row_threads));
+}
+
+void run_row_major(gather_args const& args, stream where) {
+  launcher on("gather", args, where);
+  row_major_target const to = row_major_target_of(target_of_rows(args), quantize_row_major_width);
+  routing_plan const& plan = args.plan;
+  index_t const row_items = to.row_items.by, top_k = std::max<index_t>(plan.top_k, 1);
+  // The prefetch counts bytes of one piece, and every thread has some.
+  index_t const cols = args.x.extent[1];
+  bool const adjacent = args.x.stride[0] == cols && (!to.in_groups || cols % row_major_group == 0);
+  gather_row_major_parameters const p = {
+      .x = row_major_rows_of(args.x),
+      .to = to,
+      .slot_to_row = static_cast<std::int64_t const*>(plan.slot_to_row.data),
+      .tokens = plan.tokens,
+      .top_k = plan.top_k,
+      .ahead_bytes = adjacent ? plan.tokens * cols * 2 : 0};
+  if (to.in_groups) {
+    constexpr index_t threads = gather_groups_threads;
+    row_major_shape const each = {std::clamp<index_t>(32 / top_k, 2, 16), threads};
+    on.launch(gather_row_major_groups_kernel(args.x.type),
+              grid_of(on, each, ceil_div(plan.tokens * row_items, threads)), p);
+    return;
+  }
+  index_t const threads = threads_of_row(cols);
+  row_major_shape const each = {std::max<index_t>((2688 / top_k + threads / 2) / threads, 2),
+                                threads};
+  on.launch(gather_row_major_rows_kernel(args.x.type), grid_of(on, each, plan.tokens), p);
 }
 
 void run_quantized_reference(gather_args const& args, stream where) {

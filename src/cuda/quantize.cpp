@@ -35,6 +35,24 @@ support takes_vec16(quantize_args const& args) {
   return x ? can_take_vec16("values", args.values) : x;
 }
 
+support takes_row_major(quantize_args const& args) {
+  quantize_target const target = parameters_of(args).target;
+  if (support const to = can_be_row_major(target, quantize_row_major_width); !to) return to;
+  if (target.block_cols != row_major_group) return support::no("a row has one scale");
+  support const x = has_row_major_rows("x", args.x);
+  return x ? takes_vec16(args) : x;
+}
+
+void run_row_major(quantize_args const& args, stream where) {
+  launcher on("quantize", args, where);
+  quantize_parameters const p = parameters_of(args);
+  row_major_target const to = row_major_target_of(p.target, quantize_row_major_width);
+  constexpr index_t tile = index_t{row_major_threads} * quantize_row_major_held;
+  on.launch(quantize_row_major_kernel(p.x.type),
+            {row_major_blocks(on, to, tile), row_major_threads},
+            quantize_row_major_parameters{row_major_rows_of(p.x), to});
+}
+
 support takes_groups(quantize_args const& args) {
   support const answer = can_make_groups(parameters_of(args).target);
   return answer ? takes_vec16(args) : answer;
@@ -43,15 +61,6 @@ support takes_groups(quantize_args const& args) {
 void run_groups(quantize_args const& args, stream where) {
   launcher on("quantize", args, where);
   quantize_parameters const p = parameters_of(args);
-  auto const to = row_major_target_of(p.target, quantize_row_major_width);
-  auto const x = row_major_rows_of(p.x);
-  if (to && x && to->in_groups && bits(p.x.type) == 16) {
-    constexpr index_t tile = index_t{row_major_threads} * quantize_row_major_held;
-    on.launch(quantize_row_major_kernel(p.x.type),
-              {row_major_blocks(on, *to, tile), row_major_threads},
-              quantize_row_major_parameters{*x, *to});
-    return;
-  }
   launch_globals(on, p);
   on.launch(quantize_groups_kernel(p.x.type, p.target.values.type),
             {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
@@ -71,6 +80,7 @@ void run_blocks(quantize_args const& args, stream where) {
 }
 
 constexpr implementation<quantize_args> quantizers[] = {
+    {"fp8_row_major", takes_row_major, run_row_major},
     {"groups", takes_groups, run_groups},
     {"blocks", takes_blocks, run_blocks},
     {"reference", any_call<quantize_args>, run_reference},

@@ -26,28 +26,30 @@ layer_counters counters_of(index_t slots, index_t hidden, index_t inter) {
           narrow<int>(ceil_div(hidden, 128))};
 }
 
-/// What the kernels ask of the operands, once they are what is usual.
-struct row_major_calls {
-  std::optional<row_major_target> rows, inner;
-  std::optional<row_major_rows> x, gate, up;
+quantize_target rows_of(layer_calls const& calls) {
+  return target_of({calls.gather.rows, calls.gather.row_scales, calls.gather.quantized});
+}
+quantize_target inner_of(layer_calls const& calls) {
+  return target_of({calls.activate.out, calls.activate.scales, calls.activate.quantized});
+}
 
-  explicit row_major_calls(layer_calls const& calls)
-      : rows(row_major_target_of(
-            target_of({calls.gather.rows, calls.gather.row_scales, calls.gather.quantized}),
-            quantize_row_major_width)),
-        inner(row_major_target_of(
-            target_of({calls.activate.out, calls.activate.scales, calls.activate.quantized}),
-            activate_row_major_width)),
-        x(row_major_rows_of(calls.gather.x)),
-        gate(row_major_rows_of(calls.activate.gate)),
-        up(calls.activate.up.present() ? row_major_rows_of(calls.activate.up) : row_major_rows{}) {}
-
-  [[nodiscard]] bool all() const {
-    return rows && inner && x && gate && up && rows->in_groups && inner->in_groups;
+/// Rows and activations are quantised as the fp8_row_major kernels do, in groups.
+support takes_row_major(layer_calls const& calls) {
+  for (auto const& [target, width] : {std::pair{rows_of(calls), quantize_row_major_width},
+                                      std::pair{inner_of(calls), activate_row_major_width}}) {
+    if (support const to = can_be_row_major(target, width); !to) return to;
+    if (target.block_cols != row_major_group) return support::no("a row has one scale");
   }
-};
+  for (auto const& [label, matrix] :
+       {std::pair{"x", calls.gather.x}, std::pair{"gate", calls.activate.gate},
+        std::pair{"up", calls.activate.up}}) {
+    if (!matrix.present()) continue;
+    if (support const rows = has_row_major_rows(label, matrix); !rows) return rows;
+  }
+  return support::yes();
+}
 
-support has_few_slots(plan_args const& args) {
+support is_small_batch(plan_args const& args) {
   routing_plan const& plan = args.plan;
   if (plan.tokens > most_tokens || plan.slots() > small_batch) {
     return support::no(fmt::format("{} tokens and {} slots: it takes at most {} and {}",
@@ -58,7 +60,7 @@ support has_few_slots(plan_args const& args) {
 }
 
 support takes_layer(layer_calls const& calls) {
-  if (support const slots = has_few_slots(calls.plan); !slots) return slots;
+  if (support const slots = is_small_batch(calls.plan); !slots) return slots;
   if (calls.counters.bytes == 0) return support::no("it has no memory to count in");
   dtype const type = calls.gather.x.type;
   if (bits(type) != 16) return support::no(fmt::format("x is {}", name(type)));
@@ -68,9 +70,7 @@ support takes_layer(layer_calls const& calls) {
     if (!tensor.present()) continue;
     if (support const answer = can_take_vec16(label, tensor); !answer) return answer;
   }
-  if (!row_major_calls(calls).all()) {
-    return support::no("activations are not quantised to e4m3 in groups of 128");
-  }
+  if (support const quantised = takes_row_major(calls); !quantised) return quantised;
   if (has_places(calls.gate_up.weights) || has_places(calls.down.weights)) {
     return support::no("weights have a table of places");
   }
@@ -84,21 +84,22 @@ void run_layer(layer_calls const& calls, stream where) {
   on.check_operands(calls.gate_up);
   on.check_operands(calls.down);
   on.check_operands(calls.combine);
-  row_major_calls const usual(calls);
+  row_major_target const rows_to = row_major_target_of(rows_of(calls), quantize_row_major_width);
+  activate_args const& activate = calls.activate;
   routing_plan const& plan = calls.plan.plan;
   layer_counters const at =
       counters_of(plan.slots(), calls.gather.x.extent[1], calls.activate.gate.extent[1]);
   auto* const counters = static_cast<std::uint32_t*>(calls.counters.data);
   plan_gather_parameters const first = {.plan = rounds_parameters_of(calls.plan),
-                                        .gather = {.x = *usual.x,
-                                                   .to = *usual.rows,
+                                        .gather = {.x = row_major_rows_of(calls.gather.x),
+                                                   .to = rows_to,
                                                    .slot_to_row = nullptr,
                                                    .tokens = plan.tokens,
                                                    .top_k = plan.top_k,
                                                    .ahead_bytes = 0},
                                         .counters = counters,
                                         .counter_words = at.words()};
-  index_t const items = plan.tokens * usual.rows->row_items.by;
+  index_t const items = plan.tokens * rows_to.row_items.by;
   on.launch(plan_gather_kernel(calls.gather.x.type),
             {ceil_div(items, plan_gather_threads) + 2, plan_gather_threads}, first);
   layer_rows const rows = plan.tokens <= 8 ? layer_rows::eight : layer_rows::sixteen;
@@ -107,7 +108,9 @@ void run_layer(layer_calls const& calls, stream where) {
             {on.multiprocessors(), shape.threads, shape.shared_bytes},
             {.product = {sm90::parameters(calls.gate_up, where, 128),
                          sm90::parameters(calls.down, where, 128)},
-             .activate = {calls.activate.activation, *usual.gate, *usual.up, *usual.inner},
+             .activate = {activate.activation, row_major_rows_of(activate.gate),
+                          activate.up.present() ? row_major_rows_of(activate.up) : row_major_rows{},
+                          row_major_target_of(inner_of(calls), activate_row_major_width)},
              .plan = first.plan,
              .rows = calls.combine.rows.values(),
              .y = calls.combine.y,

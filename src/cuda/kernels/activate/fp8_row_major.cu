@@ -87,28 +87,28 @@ __global__ void __launch_bounds__(row_major_threads, 16)
   quantize_row_major_groups<row_major_threads, 1>(source, p.to);
 }
 
-extern __shared__ uint4 staying_memory[];
+extern __shared__ uint4 persistent_memory[];
 
 /// The first inputs are on their way while the table is made.
 template <template <class> class Share, activation Kind>
 __device__ void activate_by_table(activate_row_major_parameters const& p) {
   using source = gate_up_source<Kind, dtype::bf16>;
-  Share<source> share(source{p}, p.to, staying_memory + gate_table_bytes / sizeof(uint4));
-  gate_table<Kind> const table(reinterpret_cast<float*>(staying_memory), p.spec);
+  Share<source> share(source{p}, p.to, persistent_memory + gate_table_bytes / sizeof(uint4));
+  gate_table<Kind> const table(reinterpret_cast<float*>(persistent_memory), p.spec);
   table_source<Kind> const by_table{{p}, table};
   share.quantize([&](typename source::fetched const& made) { return by_table.numbers(made); });
 }
 
 template <activation Kind>
-__global__ void __launch_bounds__(staying_threads)
+__global__ void __launch_bounds__(persistent_most_threads)
     activate_row_major_table(activate_row_major_parameters const p) {
-  activate_by_table<staying_groups, Kind>(p);
+  activate_by_table<persistent_groups, Kind>(p);
 }
 
 template <activation Kind>
-__global__ void __launch_bounds__(staying_threads)
+__global__ void __launch_bounds__(persistent_most_threads)
     activate_row_major_table_rows(activate_row_major_parameters const p) {
-  activate_by_table<staying_rows, Kind>(p);
+  activate_by_table<persistent_rows, Kind>(p);
 }
 
 template <activation Kind, dtype Type>

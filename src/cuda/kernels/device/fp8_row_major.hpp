@@ -5,8 +5,6 @@
 #include "cuda/kernels/permute/gather_quantize.hpp"
 #include "cuda/kernels/quantize/quantize.hpp"
 
-#include <optional>
-
 /// Quantising as it is usually asked for, where addresses are a part of the cost: one matrix to
 /// e4m3, with scales of f32 for every 128 columns or every row.
 namespace moe64::cuda {
@@ -63,8 +61,8 @@ inline constexpr int quantize_row_major_held = 2;
 inline constexpr int row_major_row_threads = 512;
 inline constexpr int gather_groups_threads = 128;
 /// Threads of a block that stays, and the inputs of each that are on their way.
-inline constexpr int staying_threads = 768;
-[[nodiscard]] constexpr index_t staying_item_bytes(activation kind) {
+inline constexpr int persistent_most_threads = 768;
+[[nodiscard]] constexpr index_t persistent_item_bytes(activation kind) {
   return index_t{32} * activate_row_major_width * (is_gated(kind) ? 2 : 1);
 }
 
@@ -73,7 +71,8 @@ inline constexpr int staying_threads = 768;
 [[nodiscard]] kernel<activate_row_major_parameters> activate_row_major_kernel(activation kind,
                                                                               dtype type);
 /// The same by a table, as activate_table_kernel: a block per multiprocessor, of at most
-/// staying_threads, with shared memory for the table and staying_item_bytes for each thread.
+/// persistent_most_threads, with shared memory for the table and persistent_item_bytes for each
+/// thread.
 [[nodiscard]] kernel<activate_row_major_parameters> activate_row_major_table_kernel(
     activation kind);
 /// A scale per row: as many rows per block at a time as its threads have items for.

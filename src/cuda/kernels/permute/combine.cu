@@ -48,9 +48,9 @@ struct combine_many {
   static constexpr int rows = 4, eights = 2, threads = combine_threads;
   static_assert(threads * eights * 8 == combine_columns);
 };
-struct combine_few {
-  static constexpr int rows = 8, eights = 1, threads = combine_few_threads;
-  static_assert(threads * eights * 8 == combine_few_columns);
+struct combine_small_batch {
+  static constexpr int rows = 8, eights = 1, threads = combine_small_batch_threads;
+  static_assert(threads * eights * 8 == combine_small_batch_columns);
 };
 
 template <class At, dtype Type, bool Weighted>
@@ -223,8 +223,8 @@ kernel<combine_parameters> combine_reference_kernel() {
 kernel<combine_parameters> combine_vectors_kernel(dtype type, bool weighted) {
   return vectors_kernel<combine_many>("combine_vectors", type, weighted);
 }
-kernel<combine_parameters> combine_few_kernel(dtype type, bool weighted) {
-  return vectors_kernel<combine_few>("combine_few", type, weighted);
+kernel<combine_parameters> combine_small_batch_kernel(dtype type, bool weighted) {
+  return vectors_kernel<combine_small_batch>("combine_small_batch", type, weighted);
 }
 kernel<slot_weight_gradient_parameters> slot_weight_gradient_reference_kernel() {
   return {"slot_weight_gradient_reference", slot_weight_gradient_reference};

@@ -32,9 +32,9 @@ inline constexpr int combine_threads = 128;
 inline constexpr index_t combine_columns = 2048;
 [[nodiscard]] kernel<combine_parameters> combine_vectors_kernel(dtype type, bool weighted);
 /// The same for few tokens, where it is a matter of latency: smaller pieces, more rows at once.
-inline constexpr int combine_few_threads = 64;
-inline constexpr index_t combine_few_columns = 512;
-[[nodiscard]] kernel<combine_parameters> combine_few_kernel(dtype type, bool weighted);
+inline constexpr int combine_small_batch_threads = 64;
+inline constexpr index_t combine_small_batch_columns = 512;
+[[nodiscard]] kernel<combine_parameters> combine_small_batch_kernel(dtype type, bool weighted);
 
 struct slot_weight_gradient_parameters {
   tensor_view left, right, bias_rows, bias;

@@ -14,7 +14,7 @@ namespace moe64::cuda {
 template <class Source>
 class warp_inputs {
  public:
-  /// `memory` has staying_item_bytes for each thread of the block.
+  /// `memory` has persistent_item_bytes for each thread of the block.
   __device__ explicit warp_inputs(uint4* memory)
       : mine_(memory + threadIdx.x / 32 * (32 * pieces * Source::operands)) {}
 
@@ -63,10 +63,10 @@ class warp_inputs {
 
 /// Groups: an item per thread at a time.
 template <class Source>
-class staying_groups {
+class persistent_groups {
  public:
   /// Asks for the first items.
-  __device__ staying_groups(Source const& source, row_major_target const& to, uint4* memory)
+  __device__ persistent_groups(Source const& source, row_major_target const& to, uint4* memory)
       : source_(source),
         to_(to),
         inputs_(memory),
@@ -105,9 +105,9 @@ class staying_groups {
 /// A scale per row: a row per team at a time, of as many warps as hold it. Teams wait for nobody
 /// else; a block has whole teams, and of more than one warp at most 16.
 template <class Source>
-class staying_rows {
+class persistent_rows {
  public:
-  __device__ staying_rows(Source const& source, row_major_target const& to, uint4* memory)
+  __device__ persistent_rows(Source const& source, row_major_target const& to, uint4* memory)
       : source_(source),
         to_(to),
         inputs_(memory),
