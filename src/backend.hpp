@@ -4,6 +4,7 @@
 #include "moe64/ops.hpp"
 
 #include <span>
+#include <string_view>
 
 /// The contract of a backend: for every operation an ordered list of implementations, the best
 /// first, the reference, which accepts every legal call, last. Behind this line operands are valid:
@@ -15,12 +16,19 @@ struct implementation {
   char const* name;
   support (*supports)(Args const& args);
   void (*run)(Args const& args, stream where);
+  /// A layer that has two ways to its result takes the one whose call this implementation takes:
+  /// w8a8, where `auto` may choose it, rather than w8a16 (grouped_gemm); codes made in gather, once
+  /// for each token, rather than quantize and a gather of codes (gather).
+  bool preferred = false;
 };
+/// In a list: {"sm90_w8a8", takes_w8a8, w8a8_gemm, preferred}.
+inline constexpr bool preferred = true;
 
 template <class Args>
 using implementation_list = std::span<implementation<Args> const>;
 
-/// The calls of a forward without LoRA whose rows are codes (w8a8), in their order.
+/// The calls of a forward without LoRA whose rows are codes (w8a8), in their order: an operation
+/// that a layer asks for before it makes them one by one.
 struct layer_calls {
   plan_args plan;
   gather_args gather;
@@ -29,6 +37,7 @@ struct layer_calls {
   grouped_gemm_args down;
   combine_args combine;
   workspace counters;  ///< layer_counter_bytes() of it
+  std::string_view implementation = {};
 };
 
 struct backend {
@@ -44,19 +53,13 @@ struct backend {
   implementation_list<grouped_gemm_wgrad_args> grouped_gemm_wgrad;
   implementation_list<activate_args> activate;
   implementation_list<activate_backward_args> activate_backward;
+  /// With the bits of the calls one by one, which stand in for a reference: the list may be empty,
+  /// and all may refuse.
+  implementation_list<layer_calls> layer;
 
   /// Scratch of plan, in bytes.
   index_t (*plan_scratch_bytes)(index_t tokens, index_t top_k, index_t experts);
-  /// The implementation of grouped_gemm whose products of 8-bit floats are the hardware's own: what
-  /// it takes, `auto` may choose w8a8 for. nullptr: there is none.
-  implementation<grouped_gemm_args> const* float8_product;
-  /// Whether a gather that quantises makes the codes of such a token once for all of its rows: then
-  /// it moves less than quantize and a gather of codes.
-  bool (*gathers_codes_once)(dtype x, index_t cols);
-
-  /// All calls of a layer at once, with their bits: may be empty, and may refuse.
-  implementation_list<layer_calls> layer;
-  /// Memory that these need beside the operands of the calls; 0: they take no such layer.
+  /// Counters of layer, in bytes. 0: no implementation takes a layer of so many slots.
   index_t (*layer_counter_bytes)(index_t slots, index_t hidden, index_t inter);
 };
 

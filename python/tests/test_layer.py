@@ -369,7 +369,7 @@ def test_explain_says_mode_and_reason():
     assert moe64.explain(moe64.ExpertWeights(*stacks()))[0] == "native"
     dynamic = moe64.ExpertWeights((gate, up), down, scheme="dynamic")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert moe64.explain(dynamic, dtype=dtype) == ("w8a16", "gate_up: cpu has no products of 8-bit floats")
+        assert moe64.explain(dynamic, dtype=dtype) == ("w8a16", "gate_up: cpu has no FP8 GEMM in hardware")
     with pytest.raises(moe64.DtypeMismatchError, match="float64"):
         moe64.explain(moe64.ExpertWeights((gate, up), down), dtype=torch.float64)
     assert ctypes.sizeof(_c.Tensor) == 64

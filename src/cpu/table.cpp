@@ -16,10 +16,8 @@ backend const& cpu_backend() {
       .grouped_gemm_wgrad = cpu::grouped_gemm_wgrad_list(),
       .activate = cpu::activate_list(),
       .activate_backward = cpu::activate_backward_list(),
-      .plan_scratch_bytes = cpu::plan_scratch_bytes,
-      .float8_product = nullptr,
-      .gathers_codes_once = [](dtype, index_t) { return false; },
       .layer = {},
+      .plan_scratch_bytes = cpu::plan_scratch_bytes,
       .layer_counter_bytes = [](index_t, index_t, index_t) { return index_t{0}; },
   };
   return table;

@@ -88,9 +88,9 @@ void run_vectors(gather_args const& args, stream where) {
 }
 
 constexpr implementation<gather_args> gatherers[] = {
-    {"fp8_row_major", takes_row_major, run_row_major},
-    {"quantized_groups", takes_quantized_groups, run_quantized_groups},
-    {"quantized_rows", takes_quantized_rows, run_quantized_rows},
+    {"fp8_row_major", takes_row_major, run_row_major, preferred},
+    {"quantized_groups", takes_quantized_groups, run_quantized_groups, preferred},
+    {"quantized_rows", takes_quantized_rows, run_quantized_rows, preferred},
     {"vectors", can_take_vectors, run_vectors},
     {"reference", any_call<gather_args>, run_reference},
 };

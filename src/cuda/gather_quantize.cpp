@@ -51,9 +51,6 @@ support is_quantizing(gather_args const& args) {
 
 }  // namespace
 
-/// Of whole vec16, as takes_vec16() asks; the reference makes codes for every row.
-bool gathers_codes_once(dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; }
-
 support is_copy(gather_args const& args) {
   if (args.quantized.kind == scale_kind::none) return support::yes();
   return support::no("rows are quantised on the way");

@@ -58,10 +58,8 @@ void run_reference(grouped_gemm_args const& args, stream where) {
             parameters_of(args));
 }
 
-constexpr implementation<grouped_gemm_args> w8a8 = {"sm90_w8a8", sm90::takes_w8a8, sm90::w8a8_gemm};
-
 constexpr implementation<grouped_gemm_args> multipliers[] = {
-    w8a8,
+    {"sm90_w8a8", sm90::takes_w8a8, sm90::w8a8_gemm, preferred},
     {"sm90_bf16", sm90::takes_bf16, sm90::bf16_gemm},
     {"sm90_w8a16", sm90_mixed::takes_w8a16, sm90_mixed::grouped_gemm},
     {"sm90_w4a16", sm90_mixed::takes_w4a16, sm90_mixed::grouped_gemm},
@@ -72,7 +70,5 @@ constexpr implementation<grouped_gemm_args> multipliers[] = {
 }  // namespace
 
 implementation_list<grouped_gemm_args> grouped_gemm_list() { return multipliers; }
-
-implementation<grouped_gemm_args> const* float8_product() { return &w8a8; }
 
 }  // namespace moe64::cuda

@@ -19,12 +19,9 @@ implementation_list<grouped_gemm_wgrad_args> grouped_gemm_wgrad_list();
 implementation_list<activate_args> activate_list();
 implementation_list<activate_backward_args> activate_backward_list();
 implementation_list<layer_calls> layer_list();
-/// The one of grouped_gemm_list() that multiplies 8-bit floats as they are.
-implementation<grouped_gemm_args> const* float8_product();
 
 index_t layer_counter_bytes(index_t slots, index_t hidden, index_t inter);
 index_t plan_scratch_bytes(index_t tokens, index_t top_k, index_t experts);
-bool gathers_codes_once(dtype x, index_t cols);
 
 /// The answer of a reference implementation: every call that passed the door.
 template <class Args>

@@ -16,10 +16,8 @@ backend const& cuda_backend() {
       .grouped_gemm_wgrad = cuda::grouped_gemm_wgrad_list(),
       .activate = cuda::activate_list(),
       .activate_backward = cuda::activate_backward_list(),
-      .plan_scratch_bytes = cuda::plan_scratch_bytes,
-      .float8_product = cuda::float8_product(),
-      .gathers_codes_once = cuda::gathers_codes_once,
       .layer = cuda::layer_list(),
+      .plan_scratch_bytes = cuda::plan_scratch_bytes,
       .layer_counter_bytes = cuda::layer_counter_bytes,
   };
   return table;

@@ -1,7 +1,7 @@
 #include "core/fail.hpp"
 #include "core/verbose.hpp"
-#include "layer/at_once.hpp"
 #include "layer/check.hpp"
+#include "layer/fused_layer.hpp"
 #include "layer/projection.hpp"
 #include "layer/workspace.hpp"
 
@@ -40,6 +40,10 @@ forward_call check_forward(layer_desc const& layer, forward_args const& args, mo
   mode_choice const choice = resolve_mode(layer, call.shape.io, where);
   if (verbose_level() >= 2) print_mode(where, name(choice.mode), choice.reason);
   call.mode = choice.mode;
+  if (verbose_level() >= 2 && call.mode == compute_mode::w8a8) {
+    support const in_gather = quantizes_in_gather(layer, call.shape.io, where);
+    if (!in_gather) print_refused("layer", where, "quantize in gather", in_gather.reason());
+  }
   bool const keeps = args.saved.bytes > 0;
   if (keeps) {
     check_workspace("forward", "saved", args.saved, saved_bytes(layer, call.shape, where), where);
@@ -65,7 +69,7 @@ quantized_view gather_input(layer_desc const& layer, forward_call const& call,
     gather({.x = call.x, .plan = plan, .weighted = on_input, .rows = b.rows}, where);
   }
   if (!codes) return quantized_view::plain(b.rows);
-  if (quantizes_in_gather(layer, call.shape, where.device)) {
+  if (!b.x_codes.values.present()) {
     gather({.x = call.x,
             .plan = plan,
             .weighted = on_input,
@@ -126,8 +130,9 @@ void forward(layer_desc const& layer, forward_args const& args, stream where) {
   saved_buffers const saved = cut_saved(keep, layer, call.shape);
   forward_buffers const b = cut_forward(scratch_memory, layer, call.shape, call.mode, where.device);
   routing_plan const& rows = saved.plan;
-  if (forward_at_once(layer, {call.x, call.expert_ids, call.weights, call.y, args.capacity}, saved,
-                      b, where)) {
+  if (call.mode == compute_mode::w8a8 &&
+      forward_fused(layer, {call.x, call.expert_ids, call.weights, call.y, args.capacity}, saved, b,
+                    where)) {
     return;
   }
 

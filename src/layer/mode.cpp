@@ -2,7 +2,7 @@
 #include "layer/check.hpp"
 #include "layer/projection.hpp"
 #include "layer/workspace.hpp"
-#include "ops/capability.hpp"
+#include "ops/preferred.hpp"
 
 namespace moe64 {
 namespace {
@@ -43,13 +43,13 @@ support multiplies_codes(layer_desc const& layer, dtype io, moe64::device where)
   saved_buffers const saved = cut_saved(nowhere, layer, one_row);
   forward_buffers const b = cut_forward(nowhere, layer, one_row, compute_mode::w8a8, where);
   auto const answer = [&](projection const& of, code_buffers const& x, tensor_view const& y) {
-    return multiplies_float8(product_of(of, {.x = x.view(),
-                                             .plain_x = {},
-                                             .low_rank = b.low_rank,
-                                             .expert_begin = saved.plan.expert_begin,
-                                             .y = y,
-                                             .implementation = layer.implementation}),
-                             where);
+    return takes_preferred(product_of(of, {.x = x.view(),
+                                           .plain_x = {},
+                                           .low_rank = b.low_rank,
+                                           .expert_begin = saved.plan.expert_begin,
+                                           .y = y,
+                                           .implementation = layer.implementation}),
+                           where);
   };
   support const gate_up = answer(layer.gate_up, b.row_codes, saved.gate_up);
   if (!gate_up) return support::no("gate_up: " + gate_up.reason());

@@ -1,7 +1,8 @@
 #include "layer/workspace.hpp"
 
 #include "layer/check.hpp"
-#include "ops/capability.hpp"
+#include "ops/fused_layer.hpp"
+#include "ops/preferred.hpp"
 
 #include <algorithm>
 
@@ -63,9 +64,17 @@ backward_needs needs_of(layer_desc const& layer, layer_gradients const& gradient
   return needs;
 }
 
-bool quantizes_in_gather(layer_desc const& layer, layer_shape const& shape, moe64::device where) {
-  if (layer.weight_on == weight_placement::input) return true;
-  return gathers_codes_once(where, shape.io, layer.hidden());
+// The backend is asked about one row in memory that is nowhere, however many there will be.
+support quantizes_in_gather(layer_desc const& layer, dtype io, moe64::device where) {
+  if (layer.weight_on == weight_placement::input) return support::yes();
+  arena nowhere{where};
+  code_buffers const rows = cut_codes(nowhere, layer.gate_up.weights, 1);
+  return takes_preferred(gather_args{.x = nowhere.take(io, {1, layer.hidden()}),
+                                     .plan = {},
+                                     .rows = rows.values,
+                                     .row_scales = rows.scales,
+                                     .quantized = rows.layout},
+                         where);
 }
 
 saved_buffers cut_saved(arena& memory, layer_desc const& layer, layer_shape const& shape) {
@@ -88,12 +97,12 @@ forward_buffers cut_forward(arena& memory, layer_desc const& layer, layer_shape 
   }
   if (has_lora(layer)) buffers.low_rank = memory.take(shape.io, {capacity, largest_rank(layer)});
   if (codes) {
-    if (!quantizes_in_gather(layer, shape, where)) {
+    if (!quantizes_in_gather(layer, shape.io, where)) {
       buffers.x_codes = cut_codes(memory, layer.gate_up.weights, shape.tokens);
     }
     buffers.row_codes = cut_codes(memory, layer.gate_up.weights, capacity);
     buffers.inner_codes = cut_codes(memory, layer.down.weights, capacity);
-    index_t const counters = layer_counter_bytes(where, capacity, layer.hidden(), layer.inter());
+    index_t const counters = layer_counter_bytes(capacity, layer.hidden(), layer.inter(), where);
     if (counters > 0) buffers.counters = memory.take(dtype::uint8, {counters});
   }
   return buffers;

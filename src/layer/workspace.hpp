@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/arena.hpp"
+#include "moe64/error.hpp"
 #include "moe64/layer.hpp"
 
 /// Where everything between the input and the output of a layer lies. Each struct is cut from
@@ -33,7 +34,7 @@ struct forward_buffers {
   code_buffers x_codes;      ///< [tokens, hidden], w8a8 unless gather makes codes
   code_buffers row_codes;    ///< [capacity, hidden], w8a8
   code_buffers inner_codes;  ///< [capacity, inter], w8a8
-  tensor_view counters;      ///< [bytes] uint8, where the calls may be made at once
+  tensor_view counters;      ///< [bytes] uint8, where the backend may fuse the layer
 };
 
 struct backward_buffers {
@@ -61,10 +62,9 @@ struct backward_needs {
 };
 [[nodiscard]] backward_needs needs_of(layer_desc const& layer, layer_gradients const& gradients);
 
-/// Whether x becomes codes while it is gathered and not before (w8a8). With the weight on the input
-/// every row has codes of its own; else the backend says what moves less.
-[[nodiscard]] bool quantizes_in_gather(layer_desc const& layer, layer_shape const& shape,
-                                       moe64::device where);
+/// Whether x becomes codes while it is gathered (w8a8), and if not, why it does before. With the
+/// weight on the input every row has codes of its own; else the backend says what moves less.
+[[nodiscard]] support quantizes_in_gather(layer_desc const& layer, dtype io, moe64::device where);
 
 [[nodiscard]] saved_buffers cut_saved(arena& memory, layer_desc const& layer,
                                       layer_shape const& shape);

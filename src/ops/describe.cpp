@@ -165,4 +165,18 @@ std::string describe(activate_backward_args const& args) {
   return to_string(p);
 }
 
+std::string describe(layer_calls const& calls) {
+  problem p = problem_of(operation::layer, calls.implementation);
+  set_plan(p, calls.plan.plan);
+  weight_stack const& weights = calls.gate_up.weights;
+  p.hidden = weights.cols();
+  p.inter = weights.part_rows();
+  p.act = calls.activate.activation;
+  set_io(p, calls.gather.x.type);
+  set_format(p, weights.type(), weights.part(0).scales().type, weights.layout());
+  p.mode = compute_mode::w8a8;
+  p.bias = calls.gate_up.bias[0].present();
+  return to_string(p);
+}
+
 }  // namespace moe64

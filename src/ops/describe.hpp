@@ -1,6 +1,6 @@
 #pragma once
 
-#include "moe64/ops.hpp"
+#include "backend.hpp"
 
 #include <string>
 
@@ -20,5 +20,6 @@ namespace moe64 {
 [[nodiscard]] std::string describe(grouped_gemm_wgrad_args const& args);
 [[nodiscard]] std::string describe(activate_args const& args);
 [[nodiscard]] std::string describe(activate_backward_args const& args);
+[[nodiscard]] std::string describe(layer_calls const& calls);
 
 }  // namespace moe64

@@ -34,22 +34,36 @@ MOE64_OPERATION(activate)
 MOE64_OPERATION(activate_backward)
 #undef MOE64_OPERATION
 
-/// The first implementation that accepts the call, or the one that the call forces.
+template <>
+struct operation_traits<layer_calls> {
+  static constexpr char const* name = "layer";
+  static constexpr auto list = &backend::layer;
+};
+
+/// The first implementation that accepts the call, or the one that the call forces; null, and why,
+/// where there is none.
 template <class Args>
-[[nodiscard]] implementation<Args> const& choose(Args const& args, stream where) {
-  constexpr char const* operation = operation_traits<Args>::name;
-  std::string refusals;
+[[nodiscard]] implementation<Args> const* first_taking(Args const& args, stream where,
+                                                       std::string& refusals) {
   for (auto const& candidate : backend_of(where.device).*operation_traits<Args>::list) {
     bool const forced = args.implementation == candidate.name;
     if (!args.implementation.empty() && !forced) continue;
     support const answer = candidate.supports(args);
-    if (answer) return candidate;
+    if (answer) return &candidate;
     if (verbose_level() >= 2) {
-      print_refused(operation, where.device, candidate.name, answer.reason());
+      print_refused(operation_traits<Args>::name, where.device, candidate.name, answer.reason());
     }
     refusals +=
         fmt::format("{}{}: {}", refusals.empty() ? "" : "; ", candidate.name, answer.reason());
   }
+  return nullptr;
+}
+
+template <class Args>
+[[nodiscard]] implementation<Args> const& choose(Args const& args, stream where) {
+  constexpr char const* operation = operation_traits<Args>::name;
+  std::string refusals;
+  if (auto const* const found = first_taking(args, where, refusals)) return *found;
   if (refusals.empty()) {
     fail(errc::unsupported, "[{}] there is no implementation '{}' on {}", operation,
          args.implementation, to_string(where.device));
@@ -58,10 +72,9 @@ template <class Args>
        to_string(where.device), refusals);
 }
 
-/// Run a checked call.
+/// With its verbose line.
 template <class Args>
-void dispatch(Args const& args, stream where) {
-  auto const& chosen = choose(args, where);
+void run_and_print(implementation<Args> const& chosen, Args const& args, stream where) {
   if (verbose_level() == 0) {
     chosen.run(args, where);
     return;
@@ -71,6 +84,12 @@ void dispatch(Args const& args, stream where) {
   std::chrono::duration<double, std::milli> const taken = std::chrono::steady_clock::now() - begin;
   print_executed(operation_traits<Args>::name, where.device, chosen.name, describe(args),
                  taken.count());
+}
+
+/// Run a checked call.
+template <class Args>
+void dispatch(Args const& args, stream where) {
+  run_and_print(choose(args, where), args, where);
 }
 
 }  // namespace moe64

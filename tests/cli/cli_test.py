@@ -220,7 +220,7 @@ class Texts(Tool):
         for one in found["operations"]:
             self.assertNotEqual(one["impl"], "none", one)
         layers = {(one["device"], one["layer"]): one["answer"] for one in found["layers"]}
-        self.assertIn("mode w8a16: gate_up: cpu has no products of 8-bit floats",
+        self.assertIn("mode w8a16: gate_up: cpu has no FP8 GEMM in hardware",
                       layers["cpu", "weight=e4m3 scheme=dynamic"])
         self.assertIn("mode native", layers["cpu", "weight=bf16"])
         for answer in layers.values():
@@ -229,8 +229,15 @@ class Texts(Tool):
     def test_verbose_says_the_mode_of_a_layer_and_why(self):
         done = run("verify", SMALL + " scheme=dynamic", MOE64_VERBOSE="2")
         self.assertEqual(done.returncode, OK, done.stderr)
-        self.assertIn("moe64,mode,layer,cpu,w8a16,gate_up: cpu has no products of 8-bit floats", done.stderr.splitlines())
+        self.assertIn("moe64,mode,layer,cpu,w8a16,gate_up: cpu has no FP8 GEMM in hardware", done.stderr.splitlines())
         self.assertNotIn("moe64,mode,", run("verify", SMALL + " scheme=dynamic", MOE64_VERBOSE="1").stderr)
+
+    def test_verbose_says_why_a_w8a8_layer_is_several_calls(self):
+        done = run("verify", SMALL + " mode=w8a8", MOE64_VERBOSE="2")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        lines = done.stderr.splitlines()
+        self.assertIn("moe64,refused,layer,cpu,quantize in gather,cpu has no gather that makes the codes of a token once", lines)
+        self.assertTrue(any(line.startswith("moe64,refused,layer,cpu,fused layer,nothing on cpu takes ") for line in lines), lines)
 
     def test_version(self):
         self.assertRegex(self.expect(OK, "version").stdout, r"^moe64 \d+\.\d+\.\d+\n$")

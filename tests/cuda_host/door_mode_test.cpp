@@ -189,8 +189,8 @@ TEST_F(door_mode, an_implementation_that_is_forced_counts) {
     layer.implementation = name;
     mode_choice const choice = resolve_mode(layer, dtype::bf16, where);
     EXPECT_EQ(choice.mode, compute_mode::w8a16);
-    EXPECT_EQ(choice.reason, std::string("gate_up: implementation ") + name +
-                                 " is asked for, 8-bit floats are multiplied by sm90_w8a8");
+    EXPECT_EQ(choice.reason,
+              std::string("gate_up: implementation ") + name + " is asked for, not sm90_w8a8");
   }
 }
 
@@ -207,7 +207,7 @@ TEST_F(door_mode, the_device_counts) {
   EXPECT_MOE64_ERROR(resolve_mode(dynamic(), dtype::bf16, device::cuda(20)), errc::unsupported,
                      "there is no cuda:20");
   EXPECT_EQ(resolve_mode(dynamic(), dtype::bf16, device::cpu()).reason,
-            "gate_up: cpu has no products of 8-bit floats");
+            "gate_up: cpu has no FP8 GEMM in hardware");
 }
 
 TEST_F(door_mode, what_the_checkpoint_states_and_what_is_asked_for_come_first) {

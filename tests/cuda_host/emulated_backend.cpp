@@ -36,7 +36,7 @@ implementation_list<Args> list_of() {
   return only;
 }
 
-/// Like a device with products of 8-bit floats, so that `auto` has a choice to make.
+/// Like a device with an FP8 GEMM in hardware, so that `auto` has a choice to make.
 support takes_codes(grouped_gemm_args const& args) {
   if (args.x.type() != dtype::e4m3 || args.weights.type() != dtype::e4m3) {
     return support::no("x and weights are not both e4m3");
@@ -46,10 +46,24 @@ support takes_codes(grouped_gemm_args const& args) {
   return bits(args.y.type) == 16 ? support::yes() : support::no("y is not in 16 bits");
 }
 
-constexpr implementation<grouped_gemm_args> of_codes = {"reference", takes_codes,
-                                                        run_on_cpu<grouped_gemm_args>};
+constexpr implementation<grouped_gemm_args> multipliers[] = {
+    {"reference", takes_codes, run_on_cpu<grouped_gemm_args>, preferred},
+    {"reference", any_call<grouped_gemm_args>, run_on_cpu<grouped_gemm_args>},
+};
 
-/// All calls of a layer at once are here its calls one by one: what the layer hands over is tested.
+/// Like a device whose gather makes the codes of a token once.
+support takes_tokens(gather_args const& args) {
+  if (args.quantized.kind == scale_kind::none) return support::no("rows are not quantised");
+  if (bits(args.x.type) == 16 && args.x.extent[1] % 16 == 0) return support::yes();
+  return support::no("x is not of whole vectors in 16 bits");
+}
+
+constexpr implementation<gather_args> gatherers[] = {
+    {"reference", takes_tokens, run_on_cpu<gather_args>, preferred},
+    {"reference", any_call<gather_args>, run_on_cpu<gather_args>},
+};
+
+/// A fused layer is here its calls one by one: what the layer hands over is tested.
 support takes_few_slots(layer_calls const& calls) {
   if (calls.plan.plan.slots() <= small_batch && calls.counters.bytes == counter_bytes) {
     return support::yes();
@@ -78,17 +92,15 @@ backend const& cuda_backend() {
       .route = list_of<route_args>(),
       .route_backward = list_of<route_backward_args>(),
       .plan = list_of<plan_args>(),
-      .gather = list_of<gather_args>(),
+      .gather = gatherers,
       .combine = list_of<combine_args>(),
       .slot_weight_gradient = list_of<slot_weight_gradient_args>(),
-      .grouped_gemm = list_of<grouped_gemm_args>(),
+      .grouped_gemm = multipliers,
       .grouped_gemm_wgrad = list_of<grouped_gemm_wgrad_args>(),
       .activate = list_of<activate_args>(),
       .activate_backward = list_of<activate_backward_args>(),
-      .plan_scratch_bytes = cpu_backend().plan_scratch_bytes,
-      .float8_product = &of_codes,
-      .gathers_codes_once = [](dtype x, index_t cols) { return bits(x) == 16 && cols % 16 == 0; },
       .layer = layers,
+      .plan_scratch_bytes = cpu_backend().plan_scratch_bytes,
       .layer_counter_bytes = [](index_t slots, index_t, index_t) -> index_t {
         return slots <= small_batch ? counter_bytes : 0;
       },

@@ -83,7 +83,7 @@ TEST(layer_mode_auto, fp8_with_dynamic_activations_is_w8a8_where_codes_are_multi
       EXPECT_THAT(choice.reason, StartsWith("gate_up: "));
     }
     if (!test::on_cuda) {
-      EXPECT_EQ(choice.reason, "gate_up: cpu has no products of 8-bit floats");
+      EXPECT_EQ(choice.reason, "gate_up: cpu has no FP8 GEMM in hardware");
     }
     expect_like_its_mode(c);
   }

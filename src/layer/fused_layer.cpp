@@ -1,16 +1,34 @@
-#include "layer/at_once.hpp"
+#include "layer/fused_layer.hpp"
 
+#include "core/verbose.hpp"
 #include "layer/projection.hpp"
-#include "ops/at_once.hpp"
+#include "ops/fused_layer.hpp"
+
+#include <fmt/format.h>
 
 namespace moe64 {
+namespace {
 
-bool forward_at_once(layer_desc const& layer, forward_operands const& operands,
-                     saved_buffers const& saved, forward_buffers const& b, stream where) {
-  bool const on_input = layer.weight_on == weight_placement::input;
-  bool const lora = layer.gate_up.lora.present() || layer.down.lora.present();
-  if (!b.counters.present() || !saved.gate_up.present()) return false;
-  if (lora || on_input || !layer.implementation.empty()) return false;
+/// Whether the calls of this forward are those of layer_calls, and there are counters for them.
+support can_be_fused(layer_desc const& layer, forward_buffers const& b, moe64::device where) {
+  if (layer.gate_up.lora.present() || layer.down.lora.present()) {
+    return support::no("there is a low-rank term");
+  }
+  if (layer.weight_on == weight_placement::input) return support::no("rows are weighted");
+  if (b.counters.present()) return support::yes();
+  return support::no(fmt::format("nothing on {} takes {} slots of a layer at once",
+                                 to_string(where), b.rows.extent[0]));
+}
+
+}  // namespace
+
+bool forward_fused(layer_desc const& layer, forward_operands const& operands,
+                   saved_buffers const& saved, forward_buffers const& b, stream where) {
+  support const fits = can_be_fused(layer, b, where.device);
+  if (!fits) {
+    if (verbose_level() >= 2) print_refused("layer", where.device, "fused layer", fits.reason());
+    return false;
+  }
   routing_plan const& plan = saved.plan;
   index_t const inter = layer.inter();
   bool const gated = is_gated(layer.activation.kind);
@@ -23,7 +41,7 @@ bool forward_at_once(layer_desc const& layer, forward_operands const& operands,
                            .y = y,
                            .implementation = {}});
   };
-  return run_at_once(
+  return run_fused_layer(
       {.plan = {.expert_ids = operands.expert_ids,
                 .weights = operands.weights,
                 .experts_total = layer.experts_total == 0 ? layer.experts() : layer.experts_total,
@@ -47,7 +65,8 @@ bool forward_at_once(layer_desc const& layer, forward_operands const& operands,
        .down = product(layer.down, b.inner_codes, b.rows),
        .combine =
            {.rows = quantized_view::plain(b.rows), .plan = plan, .weighted = true, .y = operands.y},
-       .counters = {b.counters.data, b.counters.span_bytes(), where.device}},
+       .counters = {b.counters.data, b.counters.span_bytes(), where.device},
+       .implementation = layer.implementation},
       where);
 }
 
