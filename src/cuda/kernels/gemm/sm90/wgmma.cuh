@@ -39,18 +39,21 @@ class smem_descriptor {
 
 /// Codes, whose sums over 128 of them are scaled before they are added, and numbers.
 struct e4m3_elements {
+  static constexpr char const* name = "w8a8";
   static constexpr bool scaled = true;
   static constexpr int stage_k = 128;  ///< numbers of a row of 128 bytes
   template <int Rows>
   struct product;
 };
 struct bf16_elements {
+  static constexpr char const* name = "bf16";
   static constexpr bool scaled = false;
   static constexpr int stage_k = 64;
   template <int Rows>
   struct product;
 };
 struct f16_elements {
+  static constexpr char const* name = "f16";
   static constexpr bool scaled = false;
   static constexpr int stage_k = 64;
   template <int Rows>

@@ -86,12 +86,9 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   cute::cluster_sync();
 }
 
-template <class Tile>
-constexpr gemm_config large_m_config = {.rows = Tile::rows,
-                                        .outs = Tile::cluster* Tile::outs,
-                                        .most_rows = Tile::most_rows,
-                                        .cluster = Tile::cluster,
-                                        .threads = Tile::threads,
-                                        .shared_bytes = sizeof(large_m_memory<Tile>)};
+template <class Elements, tile_shape Tile>
+kernel<sm90_gemm_parameters> large_m_kernel() {
+  return {sm90_kernel_name<Elements, Tile>.text, sm90_large_m_gemm<large_m_tile_of<Elements, Tile>>};
+}
 
 }  // namespace moe64::cuda

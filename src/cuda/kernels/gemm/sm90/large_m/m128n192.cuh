@@ -7,22 +7,6 @@
 /// more outputs, and the copy engine writes y. Rows come in 64s: there is no room for a rest.
 namespace moe64::cuda {
 
-/// Two blocks of threads are a pair: the same outputs, two tiles of rows. Where those are of one
-/// expert, each copies half of the weights to both.
-struct m128n192_tile : large_tile {
-  using elements = e4m3_elements;
-  static constexpr int groups = 2, threads = (groups + 1) * 128;
-  static constexpr bool hands = true;
-  static constexpr int rows = groups * block, most_rows = rows, scaled_rows = rows;
-  static constexpr int outs = 192, out_blocks = 2;
-  static constexpr int stages = 4;
-  static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + rows * 128;
-  /// Registers of a thread. Pairs of tiles take more to find than other tiles.
-  static constexpr int feeding = 56, multiplying = 224;
-  static_assert(feeding + groups * multiplying <= 3 * 168);
-  static constexpr int out_rows = 16, out_bytes = warp_rows * outs * 2;
-};
-
 /// By one warp, which is ahead of the others: 16 row tiles, two by two, by some outputs, then by
 /// the next, by turns. A pair of blocks takes as long as the larger of its tiles, so that half
 /// tiles, which experts have at their ends, are put beside each other.

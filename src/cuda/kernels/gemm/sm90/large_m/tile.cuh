@@ -88,6 +88,22 @@ struct large_m_tile : large_tile {
   static_assert(192 + 8192 * (8 + 11 * 9) < greedy_queue::most_time);
 };
 
+/// Two blocks of threads are a pair: the same outputs, two tiles of rows. Where those are of one
+/// expert, each copies half of the weights to both.
+struct m128n192_tile : large_tile {
+  using elements = e4m3_elements;
+  static constexpr int groups = 2, threads = (groups + 1) * 128;
+  static constexpr bool hands = true;
+  static constexpr int rows = groups * block, most_rows = rows, scaled_rows = rows;
+  static constexpr int outs = 192, out_blocks = 2;
+  static constexpr int stages = 4;
+  static constexpr int weight_bytes = outs * 128, stage_bytes = weight_bytes + rows * 128;
+  /// Registers of a thread. Pairs of tiles take more to find than other tiles.
+  static constexpr int feeding = 56, multiplying = 224;
+  static_assert(feeding + groups * multiplying <= 3 * 168);
+  static constexpr int out_rows = 16, out_bytes = warp_rows * outs * 2;
+};
+
 template <class Tile>
 struct large_m_memory {
   alignas(1024) std::uint8_t stage[Tile::stages][Tile::stage_bytes];
@@ -100,6 +116,38 @@ struct large_m_memory {
   ring_barriers<tile_slots> tiles;
   ring_barriers<Tile::chunks> scales;
 };
+
+template <class Tile>
+constexpr gemm_config large_m_config = {.rows = Tile::rows,
+                                        .outs = Tile::cluster* Tile::outs,
+                                        .most_rows = Tile::most_rows,
+                                        .cluster = Tile::cluster,
+                                        .threads = Tile::threads,
+                                        .shared_bytes = sizeof(large_m_memory<Tile>)};
+
+template <class Elements, tile_shape Tile>
+struct large_m_tile_named;
+template <class Elements>
+struct large_m_tile_named<Elements, tile_shape::m256n128> {
+  using type = large_m_tile<Elements, 2>;
+};
+template <class Elements>
+struct large_m_tile_named<Elements, tile_shape::m192n128> {
+  using type = large_m_tile<Elements, 3>;
+};
+template <class Elements>
+struct large_m_tile_named<Elements, tile_shape::m192n128_tma_store> {
+  using type = large_m_tile<Elements, 3, true>;
+};
+template <>
+struct large_m_tile_named<e4m3_elements, tile_shape::m128n192> {
+  using type = m128n192_tile;
+};
+template <class Elements, tile_shape Tile>
+using large_m_tile_of = typename large_m_tile_named<Elements, Tile>::type;
+
+template <class Elements, tile_shape Tile>
+[[nodiscard]] kernel<sm90_gemm_parameters> large_m_kernel();
 
 /// How the rows of experts are cut.
 template <class Tile>

@@ -106,23 +106,10 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   }
 }
 
-/// Shared memory: beside the memory itself what aligning it takes.
-template <class Tile>
-constexpr gemm_config swap_ab_config = {
-    Tile::rows, Tile::outs, Tile::rows, 1, Tile::threads, sizeof(swap_ab_memory<Tile>) + 1024};
-
-template <class Elements>
-using swap_ab_m32n128 = swap_ab_tile<Elements, 32, 10>;
-template <class Elements>
-using swap_ab_m64n128 = swap_ab_tile<Elements, 64, 8>;
-
-/// Instantiated in a file for each kind of numbers.
-template <class Elements>
-kernel<sm90_gemm_parameters> swap_ab_kernel(tile_shape size);
-template <class Elements>
-kernel<sm90_gemm_parameters> m256n128_kernel();
-kernel<sm90_gemm_parameters> m192n128_kernel();            ///< of codes
-kernel<sm90_gemm_parameters> m192n128_tma_store_kernel();  ///< of codes
-kernel<sm90_gemm_parameters> m128n192_kernel();            ///< of codes
+template <class Elements, tile_shape Tile>
+kernel<sm90_gemm_parameters> swap_ab_kernel() {
+  return {sm90_kernel_name<Elements, Tile>.text, sm90_swap_ab_gemm<swap_ab_tile_of<Elements, Tile>>,
+          true};
+}
 
 }  // namespace moe64::cuda

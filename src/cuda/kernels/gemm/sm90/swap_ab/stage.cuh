@@ -3,6 +3,7 @@
 #include "cuda/kernels/device/expert_place.cuh"
 #include "cuda/kernels/device/pdl.cuh"
 #include "cuda/kernels/gemm/expert_tiles.cuh"
+#include "cuda/kernels/gemm/kernel_name.hpp"
 #include "cuda/kernels/gemm/sm90/gemm.hpp"
 #include "cuda/kernels/gemm/sm90/pipeline.cuh"
 #include "cuda/kernels/gemm/sm90/wgmma.cuh"
@@ -10,6 +11,8 @@
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
+
+#include <type_traits>
 
 /// One block of threads is a factory: a warp finds tiles, one has the copy engine fill stages of
 /// weights and x, two multiply scales, and two groups of four warps multiply, scale and add. Here
@@ -76,6 +79,23 @@ struct swap_ab_memory {
   ring_barriers<tile_slots> tiles;
   expert_tiles::memory tile_sums;
 };
+
+/// Of the shared memory: aligning it takes up to 1024 bytes.
+template <class Tile>
+constexpr gemm_config swap_ab_config = {
+    Tile::rows, Tile::outs, Tile::rows, 1, Tile::threads, sizeof(swap_ab_memory<Tile>) + 1024};
+
+/// Names of kernels, as of their tiles.
+template <class Elements, tile_shape Tile>
+inline constexpr kernel_name sm90_kernel_name = {"sm90", Elements::name, name(Tile)};
+
+template <class Elements, tile_shape Tile>
+using swap_ab_tile_of = std::conditional_t<Tile == tile_shape::m32n128,
+                                           swap_ab_tile<Elements, 32, 10>,
+                                           swap_ab_tile<Elements, 64, 8>>;
+
+template <class Elements, tile_shape Tile>
+[[nodiscard]] kernel<sm90_gemm_parameters> swap_ab_kernel();
 
 /// Tiles in the order in which they are published, for one warp.
 class tile_reader {
