@@ -18,7 +18,7 @@ suite = ctest --test-dir build/release --output-on-failure --no-tests=error --pa
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build build-all dev demo quick test test-all release test-asan tsan gradient property huge slow mutation bench bench-problems \
-        bench-checkpoint bench-gpu sanitize-gpu interop python python-lint python-latest wheel .venv .venv-tests tidy fmt fmt-check fuzz check-tree install clean
+        bench-checkpoint bench-gpu sanitize-gpu interop python python-lint python-latest wheel docs .venv .venv-tests tidy fmt fmt-check fuzz check-tree install clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -157,6 +157,13 @@ fuzz: ## run each fuzzer for FUZZ_SECONDS
 
 check-tree: setup ## the rules of the repository: arrows, sizes, narrowing, links, names
 	scripts/check_tree
+
+docs: ## the documentation as a site, its links checked: build/site/index.html
+	@cmp -s docs/requirements.txt build/docs-venv/requirements.txt || { \
+	  scripts/setup.sh bench && python3 -m venv --clear build/docs-venv && \
+	  build/docs-venv/bin/python -m pip install -q -r docs/requirements.txt && \
+	  cp docs/requirements.txt build/docs-venv/; }
+	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --strict
 
 install: build ## install to PREFIX
 	cmake --install build/release --prefix $(PREFIX)
