@@ -59,7 +59,7 @@ void print_text(convert_options_asked const& asked, convert_report const& report
       row("", fmt::format("{} {}: {}", count, name(fate), reason));
     }
   }
-  row("beside", report.side_files.empty() ? "nothing" : joined(report.side_files));
+  row("copied", report.side_files.empty() ? "nothing" : joined(report.side_files));
   row("time", fmt::format("{}, {}, buffers {}, peak {}", human_seconds(seconds),
                           human_rate(static_cast<double>(report.output_bytes) / seconds, "B/s"),
                           human_bytes(static_cast<double>(report.buffer_bytes)),

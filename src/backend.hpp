@@ -65,7 +65,7 @@ struct backend {
 
 /// src/cpu/table.cpp
 [[nodiscard]] backend const& cpu_backend();
-/// src/cuda/table.cpp, or table_absent.cpp in builds without CUDA
+/// src/cuda/table.cpp, or absent/table.cpp in builds without CUDA
 [[nodiscard]] backend const& cuda_backend();
 
 /// The backend of a device; errc::unsupported when this build has none for it.

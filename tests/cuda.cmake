@@ -44,7 +44,7 @@ function(moe64_cuda_program name label seconds)
 endfunction()
 
 # moe64_cuda_suite(name seconds source...): moe64_<name>_cuda; also as moe64_<name>_emulated, on the mock runtime with
-# the kernels of the CPU, which shows without a card that calls are moved, refused and compared as they should be.
+# the kernels of the CPU, which shows without a GPU that calls are moved, refused and compared as they should be.
 function(moe64_cuda_suite name seconds)
   add_library(moe64_${name}_cuda_objects OBJECT ${ARGN})
   moe64_test_code(moe64_${name}_cuda_objects MOE64_TEST_CUDA=1)

@@ -75,7 +75,7 @@ void refuse_backward(problem const& p, char const* why);
 /// Throws errc::invalid_argument: such a problem cannot be free of rounding.
 void refuse_exact(setting const& s, char const* why);
 
-/// A quantised matrix [rows, cols] of activations beside the weights of the problem (mode=w8a8),
+/// A quantised matrix [rows, cols] of activations for the weights of the problem (mode=w8a8),
 /// `live` rows filled.
 [[nodiscard]] quantized_view quantized_rows(setting const& s, std::string const& name, index_t rows,
                                             index_t live, index_t cols);

@@ -104,7 +104,7 @@ std::array<quantized_view, 2> weight_builder::parts_of(std::string const& name, 
     return result;
   }
 
-  // A scale per row or along rows lies beside its row; blocks of rows belong to one half.
+  // A scale per row or along rows lies next to its row; blocks of rows belong to one half.
   bool const by_row = p_.scale.kind == scale_kind::row || p_.scale.kind == scale_kind::group;
   auto const scale_source =
       exact ? number_source::one_of(p_.scale_dtype, {0.5, 1.0, 2.0})

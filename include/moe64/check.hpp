@@ -17,7 +17,7 @@ struct check_options {
   /// Read no more than this. What opening finds is reported of the whole checkpoint.
   checkpoint_part part = {};
   /// Read every file once more as a whole, and compare its SHA-256 with what the Hub's client has
-  /// written down beside it.
+  /// written down next to it.
   bool sha256 = false;
 };
 

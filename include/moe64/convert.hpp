@@ -40,7 +40,7 @@ enum class tensor_fate : std::uint8_t {
   converted = 0,  ///< its numbers are in the output under the target's format
   copied = 1,     ///< byte for byte
   consumed = 2,   ///< a scale or shape that is part of converted numbers now
-  dropped = 3,    ///< means nothing beside the target: `reason` says why
+  dropped = 3,    ///< means nothing in the target: `reason` says why
 };
 [[nodiscard]] MOE64_API std::string_view name(tensor_fate fate) noexcept;
 
@@ -67,7 +67,7 @@ struct convert_report {
   index_t not_finite = 0;    ///< NaN or infinite numbers of the output, or scales that are
   std::vector<std::string> dialects;
   std::vector<std::string> assumed;
-  std::vector<std::string> side_files;  ///< copied beside the tensors
+  std::vector<std::string> side_files;  ///< copied as they are, for the folder to be whole
   std::vector<std::string> notes;       ///< worth knowing; safe to print
   std::vector<std::string> anomalies;   ///< what makes the result doubtful; safe to print
 

@@ -18,7 +18,7 @@ namespace moe64 {
 [[nodiscard]] MOE64_API support cuda_support();
 /// 0 where there is none.
 [[nodiscard]] MOE64_API index_t cuda_device_count() noexcept;
-/// Which GPUs this build has machine code for, as CMAKE_CUDA_ARCHITECTURES spells them: "90a-real".
+/// Which GPUs this build has machine code for, as CMAKE_CUDA_ARCHITECTURES spells them.
 /// Empty in a build without CUDA.
 [[nodiscard]] MOE64_API std::string cuda_architectures();
 

@@ -27,7 +27,7 @@ enum class activation_scheme : std::uint8_t {
 /// Where a slot's weight is applied: to the expert's output, or to its input (Llama-4).
 enum class weight_placement : std::uint8_t { output = 0, input = 1 };
 
-/// LoRA beside a projection: + scaling * (x A^T) B^T, rounded together with the base. The factors
+/// LoRA of a projection: + scaling * (x A^T) B^T, rounded together with the base. The factors
 /// are plain stacks.
 struct lora_adapter {
   weight_stack a = {};  ///< [experts, rank, in]
@@ -81,7 +81,7 @@ struct mode_choice {
 [[nodiscard]] MOE64_API mode_choice resolve_mode(layer_desc const& layer, dtype io,
                                                  moe64::device where);
 
-/// How activations are quantised in w8a8 beside weights of this granularity: blocks and groups: 1 x
+/// How activations are quantised in w8a8 for weights of this granularity: blocks and groups: 1 x
 /// 128; tensor and row: one scale per row.
 [[nodiscard]] MOE64_API granularity activation_granularity(granularity const& weights);
 

@@ -1,7 +1,7 @@
 #pragma once
 
 /// The C ABI of moe64: every operation and the expert layer, for C11, C++ and everything that can
-/// call C. The C++ headers beside it (ops.hpp, layer.hpp, ...) say what each operation computes;
+/// call C. The C++ headers next to it (ops.hpp, layer.hpp, ...) say what each operation computes;
 /// what is said here is how it is called. Rules that hold for every function:
 ///  - It returns a moe64_status: MOE64_OK, or why the call was refused. When a call is refused no
 ///    output that its arguments point to has been written (scratch memory aside), and

@@ -192,7 +192,8 @@ struct grouped_gemm_args {
   /// is always right, and waits for everything that was queued before. The bits are the same.
   bool operands_ready = false;
   /// Memory that the call may use until it has ended. With less than grouped_gemm_scratch_bytes it
-  /// does without: the bits are the same, but large experts with many rows take longer on Hopper.
+  /// does without: the bits are the same, but kernels that schedule their tiles with it, for many
+  /// rows of large experts, may take longer.
   workspace scratch = {};
 };
 MOE64_API void grouped_gemm(grouped_gemm_args const& args, stream where);

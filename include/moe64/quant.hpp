@@ -82,7 +82,7 @@ struct expert_places {
 
 /// Matrices that lie anywhere as one stack: `like` [rows, cols] says what each of them is, its data
 /// is not looked at. The stack [places, rows, cols] begins with the lowest matrix and has a place
-/// every `step` elements; table[i] = the place of matrix i. Kernels of Hopper ask for steps of
+/// every `step` elements; table[i] = the place of matrix i. Fast GPU kernels ask for steps of
 /// whole 16 bytes and at most 2^31 - 1024 places: with steps of 256 bytes matrices may lie 512 GiB
 /// apart. errc::invalid_argument when a matrix is null or not at a whole step, errc::size_overflow
 /// when the stack does not fit.

@@ -7,7 +7,7 @@
 /// chosen experts and their weights have the same bits everywhere, whatever the C library.
 namespace moe64 {
 
-/// exp(x), wrong by 2^-15 units in the last place beside its rounding. Infinity and zero where the
+/// exp(x), wrong by 2^-15 units in the last place besides its rounding. Infinity and zero where the
 /// result leaves f32, subnormal numbers before that; NaN stays NaN.
 [[nodiscard]] constexpr float exp_f32(float x) noexcept {
   // Past 104 on either side everything rounds to infinity or to zero. Compared as integers, which

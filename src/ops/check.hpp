@@ -55,8 +55,8 @@ class checker {
   void quantized(std::string_view argument, quantized_view const& q) const;
   /// Expert e has matrix e: for operands that are no weights of experts, or small.
   void in_order(std::string_view argument, quantized_view const& q) const;
-  /// Codes [rows, cols] with the scales of `layout`, row or group, that an operation writes beside
-  /// its other work. A global scale it cannot write: that needs all rows first.
+  /// Codes [rows, cols] with the scales of `layout`, row or group, that an operation makes of
+  /// its result. A global scale it cannot write: that needs all rows first.
   void quantized_rows(std::string_view argument, tensor_view const& codes,
                       tensor_view const& scales, granularity const& layout) const;
   void weights(std::string_view argument, weight_stack const& stack) const;

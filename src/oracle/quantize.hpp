@@ -17,7 +17,7 @@ struct number_matrix {
                                                 granularity const& layout,
                                                 global_scale::direction applied);
 
-/// `row` [cols] as w8a8 reads it beside `weights`: codes times scales.
+/// `row` [cols] as w8a8 reads it for `weights`: codes times scales.
 [[nodiscard]] std::vector<double> quantized_activation(std::vector<double> const& row,
                                                        weight_stack const& weights);
 

@@ -11,7 +11,7 @@
 namespace moe64::oracle {
 namespace {
 
-constexpr double tiny = 1e-20;  // beside the sum that renormalising divides by
+constexpr double tiny = 1e-20;  // added to the sum that renormalising divides by
 
 /// NaN ranks below everything. Used with stable sorts, so that equal keys stay in the order of
 /// their ids.

@@ -1,4 +1,4 @@
-// gather, combine, plan, quantize and activate past 2^31 and 2^32 elements on the card.
+// gather, combine, plan, quantize and activate past 2^31 and 2^32 elements on the GPU.
 #include "huge_cuda/big_call.hpp"
 #include "moe64/ops.hpp"
 

@@ -1,4 +1,4 @@
-// Stacks of experts as large as real ones on the card: every number of dequantize, and every expert
+// Stacks of experts as large as real ones on the GPU: every number of dequantize, and every expert
 // of grouped_gemm on integers, bit by bit as on the CPU; a layer against the oracle.
 #include "cases/problem_case.hpp"
 #include "huge_cuda/big_call.hpp"

@@ -8,7 +8,7 @@
 
 namespace moe64::test {
 
-/// The functions of cpu/codes_simd.hpp as compiled for one instruction set.
+/// The functions of cpu/quantize/codes_simd.hpp as compiled for one instruction set.
 struct run_functions {
   char const* name;
   support (*has)();

@@ -29,7 +29,7 @@ enum {
   MOE64_WEIGHT_ON_INPUT = 1,  ///< the slot's weight multiplies the expert's input (Llama-4)
 };
 
-/// LoRA beside a projection: + scaling * (x A^T) B^T. The factors are plain stacks.
+/// LoRA of a projection: + scaling * (x A^T) B^T. The factors are plain stacks.
 typedef struct moe64_lora_adapter {
   const moe64_weights* a;  ///< [experts, rank, in], or NULL (both): no LoRA
   const moe64_weights* b;  ///< [experts, out, rank], with the same parts as the base

@@ -272,7 +272,7 @@ typedef struct moe64_grouped_gemm_args {
   moe64_tensor y;  ///< out: [capacity, rows of W] ([capacity, cols of W]) f32, bf16, f16
   const char* implementation;
   moe64_workspace scratch;  ///< MOE64_GROUPED_GEMM_SCRATCH_BYTES that the call may use; with less,
-                            ///< many rows through large experts take longer on Hopper
+                            ///< kernels that schedule their tiles with it may take longer
 } moe64_grouped_gemm_args;
 
 static inline moe64_grouped_gemm_args moe64_grouped_gemm_args_init(void) {

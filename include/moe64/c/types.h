@@ -149,7 +149,7 @@ typedef struct moe64_expert_places {
 /// matrices is, its data is not looked at. *stack [places, rows, cols] begins with the lowest
 /// matrix and has a place every `step` elements; table [count], in host memory, gets the place of
 /// each. MOE64_INVALID_ARGUMENT when a matrix is NULL or not at a whole step, MOE64_SIZE_OVERFLOW
-/// when the stack does not fit. For kernels of Hopper a step is whole 16 bytes, and there are at
+/// when the stack does not fit. For fast GPU kernels a step is whole 16 bytes, and there are at
 /// most 2^31 - 1024 places.
 MOE64_API moe64_status moe64_place_matrices(const void* const* matrices, int64_t count,
                                             const moe64_tensor* like, int64_t step, int64_t* table,

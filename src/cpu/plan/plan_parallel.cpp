@@ -12,8 +12,8 @@
 namespace moe64::cpu {
 namespace {
 
-/// What a chunk counts behind its experts.
-struct beside {
+/// What a chunk counts behind its experts: slots that go to none of them.
+struct others {
   static constexpr index_t skipped = 0;
   static constexpr index_t elsewhere = 1;
   static constexpr index_t invalid = 2;
@@ -52,7 +52,7 @@ class counting_sort {
         experts_(args.plan.experts),
         ids_(as<Id, 2>(args.expert_ids.present() ? args.expert_ids : args.expert_mask)),
         counts_(as<std::int64_t, 2>(tensor_view::contiguous(args.scratch.data, dtype::int64,
-                                                            {cut_.chunks, experts_ + beside::count},
+                                                            {cut_.chunks, experts_ + others::count},
                                                             device::cpu()))),
         begin_(as<std::int64_t, 1>(args.plan.expert_begin)) {}
 
@@ -89,8 +89,8 @@ class counting_sort {
 
   void count(index_t chunk) const {
     std::int64_t* const counts = &counts_(chunk, 0);
-    std::fill_n(counts, experts_ + beside::count, 0);
-    std::int64_t* const others = counts + experts_;
+    std::fill_n(counts, experts_ + others::count, 0);
+    std::int64_t* const of_none = counts + experts_;
     auto const experts = static_cast<std::uint64_t>(experts_);
     index_t const total = args_.experts_total;
     index_t const top_k = args_.plan.top_k;
@@ -98,16 +98,16 @@ class counting_sort {
       if (expert < experts) {
         ++counts[expert];
       } else if (id == -1 || id == total) {
-        ++others[beside::skipped];
+        ++of_none[others::skipped];
       } else if (id >= 0 && id < total) {
-        ++others[beside::elsewhere];
-      } else if (others[beside::invalid]++ == 0) {
-        others[beside::first_invalid] = token * top_k + k;
+        ++of_none[others::elsewhere];
+      } else if (of_none[others::invalid]++ == 0) {
+        of_none[others::first_invalid] = token * top_k + k;
       }
     });
   }
 
-  [[nodiscard]] index_t sum_beside(index_t what) const {
+  [[nodiscard]] index_t sum_of(index_t what) const {
     index_t sum = 0;
     for (index_t chunk = 0; chunk < cut_.chunks; ++chunk) sum += counts_(chunk, experts_ + what);
     return sum;
@@ -115,11 +115,11 @@ class counting_sort {
 
   /// Nothing is written before every id is known to be legal.
   void refuse_invalid() const {
-    index_t const count = sum_beside(beside::invalid);
+    index_t const count = sum_of(others::invalid);
     if (count == 0) return;
     index_t chunk = 0;
-    while (counts_(chunk, experts_ + beside::invalid) == 0) ++chunk;
-    refuse_ids(args_, count, counts_(chunk, experts_ + beside::first_invalid));
+    while (counts_(chunk, experts_ + others::invalid) == 0) ++chunk;
+    refuse_ids(args_, count, counts_(chunk, experts_ + others::first_invalid));
   }
 
   /// counts(chunk, e): the place of the chunk's first slot among those of expert e; expert_begin
@@ -147,8 +147,8 @@ class counting_sort {
   void write_status() const {
     auto const status = as<std::int64_t, 1>(args_.plan.status);
     index_t const kept = begin_(experts_);
-    index_t const skipped = sum_beside(beside::skipped);
-    index_t const elsewhere = sum_beside(beside::elsewhere);
+    index_t const skipped = sum_of(others::skipped);
+    index_t const elsewhere = sum_of(others::elsewhere);
     status(plan_status::kept) = kept;
     status(plan_status::skipped) = skipped;
     status(plan_status::elsewhere) = elsewhere;
@@ -211,7 +211,7 @@ void plan_parallel(plan_args const& args, stream where) {
 }
 
 index_t plan_parallel_scratch_bytes(index_t tokens, index_t top_k, index_t experts) {
-  index_t const counters = checked_add(experts, beside::count);
+  index_t const counters = checked_add(experts, others::count);
   return checked_mul(checked_mul(cut_tokens(tokens, top_k, experts).chunks, counters),
                      index_t{sizeof(std::int64_t)});
 }

@@ -1,4 +1,4 @@
-// quantize_rows.hpp with vectors. Included once per target, after simd.hpp.
+// quantize/rows.hpp with vectors. Included once per target, after simd.hpp.
 
 #if defined(MOE64_CPU_QUANTIZE_ROWS_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE64_CPU_QUANTIZE_ROWS_SIMD_HPP

@@ -1,4 +1,5 @@
-// The vectorised runs of cpu/codes_simd.hpp give the bits of cpu/rows.hpp, at every width.
+// The vectorised runs of cpu/quantize/codes_simd.hpp give the bits of cpu/runtime/rows.hpp, at
+// every width.
 #include "core/float8.hpp"
 #include "cpu/runtime/rows.hpp"
 #include "support/buffer.hpp"

@@ -1,5 +1,5 @@
 // What `auto` chooses is what runs: with the bits and in the memory of the mode that it names. The
-// CPU never chooses w8a8, a Hopper does, and so does the emulation.
+// CPU never chooses w8a8, a GPU with FP8 tensor cores does, and so does the emulation.
 #include "support/layer_fixture.hpp"
 #include "support/layer_implementations.hpp"
 

@@ -24,7 +24,7 @@ enum class mtp_naming : std::uint8_t {
 /// `mtp` are those of an MTP layer. Types are BF16 unless stated.
 ///
 /// `config` is the inside of config.json; `$name` and `$(expression)` are extents, and a few more
-/// names stand for lists: see synth_config.cpp.
+/// names stand for lists: see synth/config.cpp.
 struct synth_family {
   std::string_view name;
   std::string_view model_type = {};

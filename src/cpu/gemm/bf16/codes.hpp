@@ -113,7 +113,7 @@ struct float8_table {
             _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(-128), xor_of_and)};
   }
 
-  [[nodiscard, gnu::always_inline]] pair decode(__m512i codes) const {
+  [[nodiscard, gnu::always_inline]] pair dequantize(__m512i codes) const {
     // The unpacks below work within 128-bit lanes; this order of the source makes theirs the
     // natural one.
     codes = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), codes);

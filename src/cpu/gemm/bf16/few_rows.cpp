@@ -1,5 +1,5 @@
 // Few rows of an expert by all its weights: the weights are then all that costs time, so they are
-// decoded in registers and never stored. The order of additions is that of bf16_dot.hpp.
+// dequantised in registers and never stored. The order of additions is that of bf16/dot.hpp.
 
 #include "cpu/gemm/bf16/dot.hpp"
 #include "cpu/gemm/bf16/grouped_gemm_bf16.hpp"
@@ -62,14 +62,15 @@ void multiply_by_table(row_block x, stream_codes const& w, index_t depth, float*
     index_t const end = std::min(depth, k + w.columns);
     for (; k + 64 <= end; k += 64) {
       repeat<streams>([&](auto s) MOE64_INLINE {
-        pair const numbers = table[Shared ? 0 : s.value].decode(_mm512_loadu_si512(w.codes[s] + k));
+        pair const numbers =
+            table[Shared ? 0 : s.value].dequantize(_mm512_loadu_si512(w.codes[s] + k));
         add_step<Rows, 2>(lanes, x, s, k, 64, {numbers.first, numbers.second});
       });
     }
     if (k == end) continue;
     index_t const left = end - k;
     repeat<streams>([&](auto s) MOE64_INLINE {
-      pair const numbers = table[Shared ? 0 : s.value].decode(
+      pair const numbers = table[Shared ? 0 : s.value].dequantize(
           _mm512_maskz_loadu_epi8(first_bytes(left), w.codes[s] + k));
       add_step<Rows, 2>(lanes, x, s, k, left,
                         {_mm512_maskz_mov_epi16(first_words(left), numbers.first),
@@ -80,16 +81,16 @@ void multiply_by_table(row_block x, stream_codes const& w, index_t depth, float*
   store_dots<Rows>(lanes, dots, streams);
 }
 
-/// The same for codes with a scale every 32 columns or multiples of it: decode(codes of column 0,
-/// k, columns left, factor) gives 32 numbers, zeros past the last.
-template <std::size_t Rows, class Decode>
-void multiply_by_scale(row_block x, stream_codes const& w, index_t depth, Decode const& decode,
-                       float* dots) {
+/// The same for codes with a scale every 32 columns or multiples of it: dequantize(codes of column
+/// 0, k, columns left, factor) gives 32 numbers, zeros past the last.
+template <std::size_t Rows, class Dequantize>
+void multiply_by_scale(row_block x, stream_codes const& w, index_t depth,
+                       Dequantize const& dequantize, float* dots) {
   dot_lanes lanes = {};
   index_t at = 0;
   for (index_t k = 0, in_block = 0; k < depth; k += 32) {
     repeat<streams>([&](auto s) MOE64_INLINE {
-      __m512i const numbers = decode(w.codes[s], k, depth - k, _mm512_set1_ps(w.scales[s][at]));
+      __m512i const numbers = dequantize(w.codes[s], k, depth - k, _mm512_set1_ps(w.scales[s][at]));
       add_step<Rows, 1>(lanes, x, s, k, depth - k, {numbers});
     });
     in_block += 32;

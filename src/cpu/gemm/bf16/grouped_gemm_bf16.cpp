@@ -17,16 +17,16 @@ namespace {
 
 /// Outputs of one task.
 constexpr index_t task_outs = 128;
-/// Outputs whose weights are decoded at a time: with 2,048 columns they stay in a cache of 32 KiB
-/// while the rows of x stream past.
+/// Outputs whose weights are dequantised at a time: with 2,048 columns they stay in a cache of 32
+/// KiB while the rows of x stream past.
 constexpr index_t tile_outs = 4;
-/// Rows of x that are multiplied with one tile before the next tile is decoded: with 2,048 columns
-/// they stay in a cache of 1 MiB.
+/// Rows of x that are multiplied with one tile before the next tile is dequantised: with 2,048
+/// columns they stay in a cache of 1 MiB.
 constexpr index_t rows_at_once = 192;
 /// When the depth needs several tiles, that many rows keep their lanes between them.
 constexpr index_t carried_rows = 32;
 
-/// Decoded weights; the odd stride keeps rows out of each other's cache sets.
+/// Dequantised weights; the odd stride keeps rows out of each other's cache sets.
 struct weight_tile {
   static constexpr index_t stride = depth_tile + 32;
   alignas(64) std::uint16_t values[tile_outs * stride];

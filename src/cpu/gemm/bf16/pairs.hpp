@@ -9,7 +9,7 @@
 /// Two rows at a time as pairs of bf16: the right-hand side of outer products.
 namespace moe64::cpu::bf16 {
 
-/// Columns of one tile, and pairs of summands that are decoded at a time.
+/// Columns of one tile, and pairs of summands that are dequantised at a time.
 inline constexpr index_t outer_columns = 128;
 inline constexpr index_t outer_pairs = 128;
 
@@ -39,8 +39,8 @@ inline void interleave(std::uint16_t const* even, std::uint16_t const* odd, inde
 struct pair_vectors {
   __m512i words[4];
 };
-[[gnu::always_inline]] inline pair_vectors decode_pairs(float8_table const& table, __m512i even,
-                                                        __m512i odd) {
+[[gnu::always_inline]] inline pair_vectors dequantize_pairs(float8_table const& table, __m512i even,
+                                                            __m512i odd) {
   // The unpacks below work within 128-bit lanes; this order of the source makes theirs the natural
   // one.
   __m512i const transposed =
@@ -69,7 +69,7 @@ struct pair_vectors {
 }
 
 /// read_pairs for 8-bit floats with one scale per row in these columns: codes are paired before
-/// they are decoded, which saves most of the shuffles.
+/// they are dequantised, which saves most of the shuffles.
 class float8_pairs {
  public:
   explicit float8_pairs(weight_reader const& reader) : reader_(reader) {}
@@ -105,7 +105,7 @@ class float8_pairs {
       __m512i const even_codes = _mm512_maskz_loadu_epi8(there, even + c);
       __m512i const odd_codes =
           odd == nullptr ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi8(there, odd + c);
-      pair_vectors const pairs = decode_pairs(table, even_codes, odd_codes);
+      pair_vectors const pairs = dequantize_pairs(table, even_codes, odd_codes);
       repeat<4>([&](auto n) MOE64_INLINE {
         _mm512_store_si512(
             out + c + index_t{n} * 16,

@@ -63,7 +63,7 @@ MOE64_BEGIN_AVX512_BF16
 /// 64 codes of an 8-bit float, zeros past `count`; `exact` is the table of scale 1.
 [[gnu::always_inline]] inline pair scale_float8(std::uint8_t const* codes, index_t count,
                                                 float8_table const& exact, __m512 factor) {
-  pair const numbers = exact.decode(_mm512_maskz_loadu_epi8(first_bytes(count), codes));
+  pair const numbers = exact.dequantize(_mm512_maskz_loadu_epi8(first_bytes(count), codes));
   __m512i const first = scale_bf16(numbers.first, factor);
   __m512i const second = scale_bf16(numbers.second, factor);
   if (count >= 64) return {first, second};

@@ -86,13 +86,13 @@ class weight_reader {
           float8_table const table = tables[at];
           index_t const end = std::min(count, (begin / block + at + 1) * block - begin);
           for (; k + 64 <= end; k += 64) {
-            pair const numbers = table.decode(_mm512_loadu_si512(codes + k));
+            pair const numbers = table.dequantize(_mm512_loadu_si512(codes + k));
             _mm512_storeu_si512(out + k, numbers.first);
             _mm512_storeu_si512(out + k + 32, numbers.second);
           }
           if (k == end) continue;
           pair const numbers =
-              table.decode(_mm512_maskz_loadu_epi8(first_bytes(end - k), codes + k));
+              table.dequantize(_mm512_maskz_loadu_epi8(first_bytes(end - k), codes + k));
           _mm512_storeu_si512(out + k, _mm512_maskz_mov_epi16(first_words(end - k), numbers.first));
           _mm512_storeu_si512(out + k + 32,
                               _mm512_maskz_mov_epi16(first_words(end - k - 32), numbers.second));

@@ -1,4 +1,4 @@
-// grouped_gemm without transpose: the depth lies along lanes (dot_simd.hpp). Included once per
+// grouped_gemm without transpose: the depth lies along lanes (portable/dot.hpp). Included once per
 // target, after simd.hpp.
 
 #if defined(MOE64_CPU_GROUPED_GEMM_DOT_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)

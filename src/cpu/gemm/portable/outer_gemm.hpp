@@ -1,5 +1,5 @@
-// grouped_gemm with transpose: outputs lie along lanes (outer_simd.hpp), so weights stored [rows,
-// cols] are used as they lie. Included once per target, after simd.hpp.
+// grouped_gemm with transpose: outputs lie along lanes (portable/outer.hpp), so weights stored
+// [rows, cols] are used as they lie. Included once per target, after simd.hpp.
 
 #if defined(MOE64_CPU_GROUPED_GEMM_OUTER_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE64_CPU_GROUPED_GEMM_OUTER_SIMD_HPP
@@ -19,7 +19,8 @@ namespace moe64::cpu::HWY_NAMESPACE {
 inline constexpr index_t outer_depth = 128;
 /// Outputs of a tile.
 inline constexpr index_t outer_outs = 2 * lane_granule;
-/// Most rows of a task: their sums are kept over the whole depth, so weights are decoded once.
+/// Most rows of a task: their sums are kept over the whole depth, so weights are dequantised
+/// once.
 inline constexpr index_t outer_task_rows = 192;
 
 /// What one task works on: 124 KiB of stack.

@@ -1,6 +1,6 @@
-// grouped_gemm of few rows by 8-bit floats: weights are read once, in the order of memory, decoded
-// and multiplied in registers. The order of additions is that of the big tile. Included once per
-// target, after simd.hpp; only AVX-512 can look tables up fast enough for it to pay.
+// grouped_gemm of few rows by 8-bit floats: weights are read once, in the order of memory,
+// dequantised and multiplied in registers. The order of additions is that of the big tile. Included
+// once per target, after simd.hpp; only AVX-512 can look tables up fast enough for it to pay.
 
 #if defined(MOE64_CPU_GROUPED_GEMM_STREAM_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE64_CPU_GROUPED_GEMM_STREAM_SIMD_HPP

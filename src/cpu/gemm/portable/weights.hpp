@@ -1,5 +1,5 @@
-// Weights of one product as f32 tiles: codes times scales, rounded to the type of x, decoded in
-// registers. Included once per target, after simd.hpp.
+// Weights of one product as f32 tiles: codes times scales, rounded to the type of x, dequantised
+// in registers. Included once per target, after simd.hpp.
 
 #if defined(MOE64_CPU_WEIGHTS_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE64_CPU_WEIGHTS_SIMD_HPP

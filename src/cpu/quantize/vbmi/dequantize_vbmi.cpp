@@ -60,22 +60,23 @@ class block_tables {
 
 /// Columns [begin, end) of one row. `streamed` asks for stores past the caches, which need whole
 /// lines.
-void decode_row(std::uint8_t const* codes, block_tables const& blocks, float8_table const* tables,
-                index_t begin, index_t end, std::uint16_t* out, bool streamed) {
+void dequantize_row(std::uint8_t const* codes, block_tables const& blocks,
+                    float8_table const* tables, index_t begin, index_t end, std::uint16_t* out,
+                    bool streamed) {
   bool const past_caches = streamed && reinterpret_cast<std::uintptr_t>(out + begin) % 64 == 0;
   for (index_t at = begin; at < end;) {
     float8_table const table = tables[blocks.index_of(at)];
     index_t const stop = std::min(end, blocks.end_of_block(at));
     if (past_caches) {
       for (; at + 64 <= stop; at += 64) {
-        pair const numbers = table.decode(_mm512_loadu_si512(codes + at));
+        pair const numbers = table.dequantize(_mm512_loadu_si512(codes + at));
         _mm512_stream_si512(reinterpret_cast<__m512i*>(out + at), numbers.first);
         _mm512_stream_si512(reinterpret_cast<__m512i*>(out + at + 32), numbers.second);
       }
     }
     for (; at < stop; at += 64) {
       index_t const left = stop - at;
-      pair const numbers = table.decode(_mm512_maskz_loadu_epi8(first_bytes(left), codes + at));
+      pair const numbers = table.dequantize(_mm512_maskz_loadu_epi8(first_bytes(left), codes + at));
       _mm512_mask_storeu_epi16(out + at, first_words(left), numbers.first);
       _mm512_mask_storeu_epi16(out + at + 32, first_words(left - 32), numbers.second);
     }
@@ -97,10 +98,11 @@ void dequantize_by_table(dequantize_args const& args, stream where) {
       for (index_t i = first; i < last; ++i) {
         index_t const expert = i / q.rows();
         index_t const row = i % q.rows();
-        decode_row(static_cast<std::uint8_t const*>(q.values().data) +
-                       offset_of(q.values(), q.values_at(expert), row),
-                   blocks, blocks.of_row(expert, row), begin, begin + count,
-                   static_cast<std::uint16_t*>(out.data) + offset_of(out, expert, row), streamed);
+        dequantize_row(static_cast<std::uint8_t const*>(q.values().data) +
+                           offset_of(q.values(), q.values_at(expert), row),
+                       blocks, blocks.of_row(expert, row), begin, begin + count,
+                       static_cast<std::uint16_t*>(out.data) + offset_of(out, expert, row),
+                       streamed);
       }
       if (streamed) _mm_sfence();
     });

@@ -1,5 +1,5 @@
 // A table of faults: each is planted into a sound synthetic checkpoint and must be found by its own
-// rule. That sound ones have none: checkpoint_check_healthy_test.cpp.
+// rule. That sound ones have none: healthy_test.cpp.
 #include "moe64/error.hpp"
 #include "support/edited_checkpoint.hpp"
 #include "support/stored_checkpoint.hpp"
