@@ -71,7 +71,7 @@ void backward(layer_desc const& layer, backward_args const& args, stream where) 
                     .d_low_rank = b.d_low_rank,
                     .expert_begin = rows.expert_begin,
                     .dx = b.d_inner,
-                    .left_low_rank = false,
+                    .has_dyb = false,
                     .implementation = layer.implementation},
                    where);
   if (needs.activated()) {
@@ -133,7 +133,7 @@ void backward(layer_desc const& layer, backward_args const& args, stream where) 
                     .d_low_rank = b.d_low_rank,
                     .expert_begin = rows.expert_begin,
                     .dx = dx_rows,
-                    .left_low_rank = args.gradients.gate_up.lora_a.present(),
+                    .has_dyb = args.gradients.gate_up.lora_a.present(),
                     .implementation = layer.implementation},
                    where);
   if (needs.slot_weights_input) {

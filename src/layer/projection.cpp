@@ -9,9 +9,9 @@ tensor_view columns_of(tensor_view const& buffer, lora_adapter const& lora) {
 }
 
 /// x A^T, in the first columns of `buffer`.
-tensor_view enter_low_rank(lora_adapter const& lora, tensor_view const& x,
-                           tensor_view const& buffer, tensor_view const& expert_begin,
-                           std::string_view implementation, stream where) {
+tensor_view lora_xa(lora_adapter const& lora, tensor_view const& x, tensor_view const& buffer,
+                    tensor_view const& expert_begin, std::string_view implementation,
+                    stream where) {
   tensor_view const u = columns_of(buffer, lora);
   grouped_gemm({.x = quantized_view::plain(x),
                 .weights = lora.a,
@@ -23,9 +23,9 @@ tensor_view enter_low_rank(lora_adapter const& lora, tensor_view const& x,
 }
 
 /// dy B, in the first columns of `buffer`.
-tensor_view leave_low_rank(lora_adapter const& lora, tensor_view const& dy,
-                           tensor_view const& buffer, tensor_view const& expert_begin,
-                           std::string_view implementation, stream where) {
+tensor_view lora_dyb(lora_adapter const& lora, tensor_view const& dy, tensor_view const& buffer,
+                     tensor_view const& expert_begin, std::string_view implementation,
+                     stream where) {
   tensor_view const du = buffer.slice(1, 0, lora.b.cols());
   grouped_gemm({.x = quantized_view::plain(dy),
                 .weights = lora.b,
@@ -55,8 +55,8 @@ grouped_gemm_args product_of(projection const& p, project_args const& args) {
 
 void project(projection const& p, project_args const& args, stream where) {
   if (p.lora.present()) {
-    static_cast<void>(enter_low_rank(p.lora, args.plain_x, args.low_rank, args.expert_begin,
-                                     args.implementation, where));
+    static_cast<void>(lora_xa(p.lora, args.plain_x, args.low_rank, args.expert_begin,
+                              args.implementation, where));
   }
   grouped_gemm(product_of(p, args), where);
 }
@@ -64,9 +64,9 @@ void project(projection const& p, project_args const& args, stream where) {
 void project_backward(projection const& p, project_backward_args const& args, stream where) {
   low_rank_term low_rank;
   if (p.lora.present()) {
-    low_rank.u = args.left_low_rank ? args.d_low_rank.slice(1, 0, p.lora.b.cols())
-                                    : leave_low_rank(p.lora, args.dy, args.d_low_rank,
-                                                     args.expert_begin, args.implementation, where);
+    low_rank.u = args.has_dyb ? args.d_low_rank.slice(1, 0, p.lora.b.cols())
+                              : lora_dyb(p.lora, args.dy, args.d_low_rank, args.expert_begin,
+                                         args.implementation, where);
     low_rank.weights = p.lora.a;
     low_rank.scaling = p.lora.scaling;
   }
@@ -95,8 +95,8 @@ void project_parameters(projection const& p, project_parameters_args const& args
                        where);
   }
   if (gradients.lora_b[0].present() || gradients.lora_b[1].present()) {
-    tensor_view const u = enter_low_rank(p.lora, args.x, args.low_rank, args.expert_begin,
-                                         args.implementation, where);
+    tensor_view const u =
+        lora_xa(p.lora, args.x, args.low_rank, args.expert_begin, args.implementation, where);
     grouped_gemm_wgrad({.dy = args.dy,
                         .x = u,
                         .expert_begin = args.expert_begin,
@@ -106,8 +106,8 @@ void project_parameters(projection const& p, project_parameters_args const& args
                        where);
   }
   if (gradients.lora_a.present()) {
-    tensor_view const du = leave_low_rank(p.lora, args.dy, args.d_low_rank, args.expert_begin,
-                                          args.implementation, where);
+    tensor_view const du =
+        lora_dyb(p.lora, args.dy, args.d_low_rank, args.expert_begin, args.implementation, where);
     grouped_gemm_wgrad({.dy = du,
                         .x = args.x,
                         .expert_begin = args.expert_begin,

@@ -28,7 +28,7 @@ struct project_backward_args {
   tensor_view d_low_rank;    ///< scratch
   tensor_view expert_begin;  ///< [experts + 1] int64
   tensor_view dx;            ///< out: [capacity, in] io
-  bool left_low_rank;        ///< d_low_rank has dy B already
+  bool has_dyb;              ///< d_low_rank has dy B already
   std::string_view implementation;
 };
 void project_backward(projection const& p, project_backward_args const& args, stream where);
