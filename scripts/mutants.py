@@ -228,9 +228,9 @@ ROUTING = [
            "          index_t const count = counts_(cut_.chunks - 1 - chunk, e);",
            "unit", "plan*"),
     Mutant("last_invalid_id_named", "src/cpu/plan/plan_parallel.cpp",
-           "    index_t chunk = 0;\n    while (counts_(chunk, experts_ + beside::invalid) == 0) ++chunk;",
+           "    index_t chunk = 0;\n    while (counts_(chunk, experts_ + others::invalid) == 0) ++chunk;",
            "    index_t chunk = cut_.chunks - 1;\n"
-           "    while (counts_(chunk, experts_ + beside::invalid) == 0) --chunk;",
+           "    while (counts_(chunk, experts_ + others::invalid) == 0) --chunk;",
            "unit", "plan*"),
     Mutant("zeros_of_two_signs_ranked", "src/cpu/route/scored.cpp",
            "std::bit_cast<std::int32_t>(key + 0.0F)", "std::bit_cast<std::int32_t>(key)",
