@@ -25,10 +25,10 @@ void print_executed(char const* operation, moe64::device where, char const* impl
              stderr);
 }
 
-void print_launched(char const* operation, moe64::device where, char const* kernel, index_t blocks,
+void print_launched(char const* operation, moe64::device where, char const* kernel, index_t ctas,
                     index_t threads, index_t shared_bytes) {
-  std::fputs(fmt::format("moe64,launch,{},{},{},blocks={} threads={} shared={}\n", operation,
-                         to_string(where), kernel, blocks, threads, shared_bytes)
+  std::fputs(fmt::format("moe64,launch,{},{},{},ctas={} threads={} shared={}\n", operation,
+                         to_string(where), kernel, ctas, threads, shared_bytes)
                  .c_str(),
              stderr);
 }

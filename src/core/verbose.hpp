@@ -19,7 +19,7 @@ namespace moe64 {
 void print_executed(char const* operation, moe64::device where, char const* implementation,
                     std::string const& problem, double milliseconds);
 /// One kernel of an operation, queued; level 2.
-void print_launched(char const* operation, moe64::device where, char const* kernel, index_t blocks,
+void print_launched(char const* operation, moe64::device where, char const* kernel, index_t ctas,
                     index_t threads, index_t shared_bytes);
 /// The mode that a layer runs in; level 2.
 void print_mode(moe64::device where, std::string_view mode, std::string const& reason);

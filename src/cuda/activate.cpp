@@ -36,7 +36,7 @@ index_t reference_tasks(tensor_view const& gate) {
 }
 
 index_t blocks_of_eights(launcher const& on, index_t eights) {
-  return on.blocks_for(ceil_div(eights, index_t{activate_threads}), one_task_each);
+  return on.ctas_for(ceil_div(eights, index_t{activate_threads}), one_task_each);
 }
 
 /// Whether all operands that are there are of one type of 16 bits and can be taken in eights.
@@ -58,7 +58,7 @@ void run_reference(activate_args const& args, stream where) {
   if (args.quantized.kind != scale_kind::none) return run_quantized_reference(args, where);
   launcher on("activate", args, where);
   on.launch(activate_reference_kernel(args.activation.kind),
-            {on.blocks_for(reference_tasks(args.gate), 8), activate_threads}, parameters_of(args));
+            {on.ctas_for(reference_tasks(args.gate), 8), activate_threads}, parameters_of(args));
 }
 
 support takes_vectors(activate_args const& args) {
@@ -90,7 +90,7 @@ void run_vectors(activate_args const& args, stream where) {
 void run_backward_reference(activate_backward_args const& args, stream where) {
   launcher on("activate_backward", args, where);
   on.launch(activate_backward_reference_kernel(args.activation.kind),
-            {on.blocks_for(reference_tasks(args.gate), 8), activate_threads}, parameters_of(args));
+            {on.ctas_for(reference_tasks(args.gate), 8), activate_threads}, parameters_of(args));
 }
 
 support takes_vectors(activate_backward_args const& args) {

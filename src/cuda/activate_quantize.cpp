@@ -73,7 +73,7 @@ void run_quantized_groups(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activate_quantize_parameters const p = parameters_of(args);
   on.launch(activate_groups_kernel(args.activation.kind, args.gate.type),
-            {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
+            {on.ctas_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
 }
 
 support takes_quantized_rows(activate_args const& args) {
@@ -88,7 +88,7 @@ void run_quantized_rows(activate_args const& args, stream where) {
   activate_quantize_parameters const p = parameters_of(args);
   index_t const threads = threads_of_block(p.target, row_team);
   on.launch(activate_rows_kernel(args.activation.kind, args.gate.type),
-            {on.blocks_for(p.gate.extent[0], one_task_each), narrow<int>(threads)}, p);
+            {on.ctas_for(p.gate.extent[0], one_task_each), narrow<int>(threads)}, p);
 }
 
 namespace {
@@ -124,9 +124,9 @@ void run_row_major(activate_args const& args, stream where) {
     return;
   }
   auto const [threads, rows] = row_major_team_of(p.to);
-  on.launch(
-      activate_row_major_rows_kernel(kind, args.gate.type),
-      {on.blocks_for(ceil_div(args.gate.extent[0], rows), one_task_each), narrow<int>(threads)}, p);
+  on.launch(activate_row_major_rows_kernel(kind, args.gate.type),
+            {on.ctas_for(ceil_div(args.gate.extent[0], rows), one_task_each), narrow<int>(threads)},
+            p);
 }
 
 support takes_row_major_table(activate_args const& args) {
@@ -169,7 +169,7 @@ support pays_table(activate_args const& args) {
 void run_quantized_reference(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   on.launch(activate_quantize_reference_kernel(args.activation.kind),
-            {on.blocks_for(args.gate.extent[0], 8), 256}, parameters_of(args));
+            {on.ctas_for(args.gate.extent[0], 8), 256}, parameters_of(args));
 }
 
 }  // namespace moe64::cuda

@@ -24,7 +24,7 @@ combine_parameters parameters_of(combine_args const& args) {
 
 void run_reference(combine_args const& args, stream where) {
   launcher on("combine", args, where);
-  on.launch(combine_reference_kernel(), {on.blocks_for(args.plan.tokens, 8), 256},
+  on.launch(combine_reference_kernel(), {on.ctas_for(args.plan.tokens, 8), 256},
             parameters_of(args));
 }
 
@@ -61,7 +61,7 @@ void run_small_batch(combine_args const& args, stream where) {
 void run_vectors(combine_args const& args, stream where) {
   launcher on("combine", args, where);
   on.launch(combine_vectors_kernel(args.y.type, args.weighted),
-            {on.blocks_for(vector_tasks(args), most_blocks_each), combine_threads},
+            {on.ctas_for(vector_tasks(args), most_blocks_each), combine_threads},
             parameters_of(args));
 }
 
@@ -74,7 +74,7 @@ void run_gradient(kernel<slot_weight_gradient_parameters> const& what,
   launcher on("slot_weight_gradient", args, where);
   constexpr int threads = 256;
   index_t const blocks = ceil_div(args.plan.slots(), threads / dot_lanes);
-  on.launch(what, {on.blocks_for(blocks, 64), threads}, parameters_of(args));
+  on.launch(what, {on.ctas_for(blocks, 64), threads}, parameters_of(args));
 }
 
 support has_adjacent_rows(slot_weight_gradient_args const& args) {

@@ -66,15 +66,15 @@ status launch_kernel(launch_config const& config) {
     if (code != cudaSuccess) return code;
   }
   cudaLaunchConfig_t launch = {};
-  launch.gridDim = dim3(config.blocks);
+  launch.gridDim = dim3(config.ctas);
   launch.blockDim = dim3(config.threads);
   launch.dynamicSmemBytes = config.shared_bytes;
   launch.stream = as_stream(config.stream);
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  launch.attrs = &early;
-  launch.numAttrs = config.early ? 1 : 0;
+  cudaLaunchAttribute pdl = {};
+  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl.val.programmaticStreamSerializationAllowed = 1;
+  launch.attrs = &pdl;
+  launch.numAttrs = config.pdl ? 1 : 0;
   void* arguments[] = {const_cast<void*>(config.parameters)};
   return cudaLaunchKernelExC(&launch, config.function, arguments);
 }

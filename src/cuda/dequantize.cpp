@@ -27,7 +27,7 @@ void run_reference(dequantize_args const& args, stream where) {
   launcher on("dequantize", args, where);
   constexpr int threads = 256;
   index_t const tasks = ceil_div(args.out.size(), index_t{threads});
-  on.launch(dequantize_reference_kernel(), {on.blocks_for(tasks, 8), threads}, parameters_of(args));
+  on.launch(dequantize_reference_kernel(), {on.ctas_for(tasks, 8), threads}, parameters_of(args));
 }
 
 support takes_vectors(dequantize_args const& args) {
@@ -54,7 +54,7 @@ void run_vectors(dequantize_args const& args, stream where) {
     p.ahead_each = p.ahead_bytes / tiles / 16 * 16;
   }
   on.launch(dequantize_vectors_kernel(q.type(), args.out.type),
-            {on.blocks_for(tiles, one_task_each), dequantize_threads}, p);
+            {on.ctas_for(tiles, one_task_each), dequantize_threads}, p);
 }
 
 constexpr implementation<dequantize_args> dequantizers[] = {

@@ -81,7 +81,7 @@ row_major_rows row_major_rows_of(tensor_view const& matrix) {
 }
 
 index_t row_major_blocks(launcher const& on, row_major_target const& to, index_t tile) {
-  return on.blocks_for(ceil_div(index_t{to.rows} * to.row_items.by, tile), one_task_each);
+  return on.ctas_for(ceil_div(index_t{to.rows} * to.row_items.by, tile), one_task_each);
 }
 
 row_major_team row_major_team_of(row_major_target const& to) {

@@ -20,7 +20,7 @@ gather_parameters parameters_of(gather_args const& args) {
 void run_reference(gather_args const& args, stream where) {
   if (args.quantized.kind != scale_kind::none) return run_quantized_reference(args, where);
   launcher on("gather", args, where);
-  on.launch(gather_reference_kernel(), {on.blocks_for(args.plan.slots(), 8), 256},
+  on.launch(gather_reference_kernel(), {on.ctas_for(args.plan.slots(), 8), 256},
             parameters_of(args));
 }
 
@@ -78,8 +78,8 @@ void run_vectors(gather_args const& args, stream where) {
   bool const scaled = args.scales.present();
   index_t const vectors = ceil_div(args.x.extent[1] * bits(args.x.type), 128);
   index_t const pieces = args.plan.tokens * std::max(vectors, scaled ? args.scales.extent[1] : 0);
-  grid const shape = {on.blocks_for(ceil_div(pieces, gather_threads), one_task_each),
-                      gather_threads, unused_shared_bytes};
+  grid const shape = {on.ctas_for(ceil_div(pieces, gather_threads), one_task_each), gather_threads,
+                      unused_shared_bytes};
   if (args.weighted) {
     on.launch(gather_weighted_kernel(args.x.type), shape, parameters_of(args));
   } else {

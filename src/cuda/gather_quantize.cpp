@@ -29,7 +29,7 @@ struct row_major_shape {
 };
 grid grid_of(launcher const& on, row_major_shape const& each, index_t tasks) {
   index_t const unused_shared_bytes = std::max<index_t>(on.shared_bytes() / each.blocks - 2048, 0);
-  return {on.blocks_for(tasks, one_task_each), narrow<int>(each.threads), unused_shared_bytes};
+  return {on.ctas_for(tasks, one_task_each), narrow<int>(each.threads), unused_shared_bytes};
 }
 
 /// That hold a row with one scale, 32 columns each.
@@ -68,7 +68,7 @@ void run_quantized_groups(gather_args const& args, stream where) {
   index_t const threads =
       std::clamp<index_t>(align_up(ceil_div(p.x.extent[1], gather_held), 32), 32, 1024);
   on.launch(gather_groups_kernel(p.x.type, p.target.values.type),
-            {on.blocks_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
+            {on.ctas_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
 }
 
 support takes_quantized_rows(gather_args const& args) {
@@ -83,7 +83,7 @@ void run_quantized_rows(gather_args const& args, stream where) {
   gather_quantize_parameters const p = parameters_of(args);
   index_t const threads = threads_of_block(p.target, {gather_held});
   on.launch(gather_rows_kernel(p.x.type, p.target.values.type),
-            {on.blocks_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
+            {on.ctas_for(p.plan.tokens, one_task_each), narrow<int>(threads)}, p);
 }
 
 support takes_row_major(gather_args const& args) {
@@ -135,7 +135,7 @@ void run_row_major(gather_args const& args, stream where) {
 
 void run_quantized_reference(gather_args const& args, stream where) {
   launcher on("gather", args, where);
-  on.launch(gather_quantize_reference_kernel(), {on.blocks_for(args.plan.slots(), 8), 256},
+  on.launch(gather_quantize_reference_kernel(), {on.ctas_for(args.plan.slots(), 8), 256},
             parameters_of(args));
 }
 

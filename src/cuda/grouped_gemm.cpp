@@ -54,7 +54,7 @@ void run_reference(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const tiles = most_tiles(args, gemm_reference_tile, gemm_reference_tile);
   on.launch(grouped_gemm_reference_kernel(),
-            {on.blocks_for(tiles, 8), gemm_reference_tile * gemm_reference_tile},
+            {on.ctas_for(tiles, 8), gemm_reference_tile * gemm_reference_tile},
             parameters_of(args));
 }
 

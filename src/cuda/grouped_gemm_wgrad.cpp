@@ -33,7 +33,7 @@ void launch_bias(launcher& on, grouped_gemm_wgrad_args const& args) {
   index_t const bias_tasks = checked_mul(
       experts, args.parts * ceil_div(args.dy.extent[1] / args.parts, bias_gradient_threads));
   on.launch(grouped_gemm_bias_gradient_kernel(),
-            {on.blocks_for(bias_tasks, 16), bias_gradient_threads}, parameters_of(args));
+            {on.ctas_for(bias_tasks, 16), bias_gradient_threads}, parameters_of(args));
 }
 
 void run_reference(grouped_gemm_wgrad_args const& args, stream where) {
@@ -41,8 +41,7 @@ void run_reference(grouped_gemm_wgrad_args const& args, stream where) {
   if (asks_for_weights(args)) {
     constexpr index_t tile = gemm_reference_tile;
     on.launch(grouped_gemm_wgrad_reference_kernel(),
-              {on.blocks_for(gradient_tasks(args, tile, tile), 8), tile * tile},
-              parameters_of(args));
+              {on.ctas_for(gradient_tasks(args, tile, tile), 8), tile * tile}, parameters_of(args));
   }
   launch_bias(on, args);
 }

@@ -96,7 +96,7 @@ void run_chunks(plan_args const& args, stream where) {
   index_t const experts = args.plan.experts;
   index_t const warps = plan_threads / 32;
   on.launch(plan_count_kernel(), {chunks, plan_threads, plan_count_shared(experts)}, parameters);
-  on.launch(plan_places_kernel(), {on.blocks_for(ceil_div(experts, warps), 8), plan_threads},
+  on.launch(plan_places_kernel(), {on.ctas_for(ceil_div(experts, warps), 8), plan_threads},
             parameters);
   on.launch(plan_scatter_kernel(), {chunks, plan_threads, plan_scatter_shared(experts)},
             parameters);

@@ -17,7 +17,7 @@ quantize_parameters parameters_of(quantize_args const& args) {
 
 void launch_globals(launcher& on, quantize_parameters const& p) {
   if (!p.target.global.present()) return;
-  on.launch(quantize_globals_kernel(), {on.blocks_for(p.x.extent[0], 2), 1024}, p);
+  on.launch(quantize_globals_kernel(), {on.ctas_for(p.x.extent[0], 2), 1024}, p);
 }
 
 void run_reference(quantize_args const& args, stream where) {
@@ -25,9 +25,9 @@ void run_reference(quantize_args const& args, stream where) {
   quantize_parameters const p = parameters_of(args);
   launch_globals(on, p);
   constexpr int threads = 256;
-  on.launch(quantize_scales_kernel(), {on.blocks_for(p.target.scales.size(), 8), threads}, p);
+  on.launch(quantize_scales_kernel(), {on.ctas_for(p.target.scales.size(), 8), threads}, p);
   index_t const tasks = ceil_div(p.x.size(), index_t{threads});
-  on.launch(quantize_codes_kernel(), {on.blocks_for(tasks, 8), threads}, p);
+  on.launch(quantize_codes_kernel(), {on.ctas_for(tasks, 8), threads}, p);
 }
 
 support takes_vec16(quantize_args const& args) {
@@ -63,7 +63,7 @@ void run_groups(quantize_args const& args, stream where) {
   quantize_parameters const p = parameters_of(args);
   launch_globals(on, p);
   on.launch(quantize_groups_kernel(p.x.type, p.target.values.type),
-            {on.blocks_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
+            {on.ctas_for(tiles_of_groups(p.target), one_task_each), groups_threads}, p);
 }
 
 support takes_blocks(quantize_args const& args) {
@@ -76,7 +76,7 @@ void run_blocks(quantize_args const& args, stream where) {
   quantize_parameters const p = parameters_of(args);
   index_t const threads = threads_of_block(p.target, {quantize_held(p.x.type)});
   on.launch(quantize_blocks_kernel(p.x.type, p.target.values.type),
-            {on.blocks_for(p.target.scales.size(), one_task_each), narrow<int>(threads)}, p);
+            {on.ctas_for(p.target.scales.size(), one_task_each), narrow<int>(threads)}, p);
 }
 
 constexpr implementation<quantize_args> quantizers[] = {

@@ -12,7 +12,7 @@ constexpr int threads = route_warps * 32;
 
 grid grid_of(launcher const& on, index_t tokens, index_t kept) {
   index_t const shared = route_warps * kept * index_t{sizeof(float)};
-  return {on.blocks_for(ceil_div(tokens, route_warps), 16), threads, shared};
+  return {on.ctas_for(ceil_div(tokens, route_warps), 16), threads, shared};
 }
 
 template <class Args>

@@ -58,7 +58,7 @@ TEST_F(door_layer, everything_is_queued_on_the_stream_and_nothing_else_happens) 
       EXPECT_EQ(launch.device, 5);
       EXPECT_EQ(launch.config.stream, queue.get().handle);
       EXPECT_FALSE(launch.range.empty());
-      EXPECT_GE(launch.config.blocks, 1U);
+      EXPECT_GE(launch.config.ctas, 1U);
     }
     for (runtime_call const what :
          {runtime_call::allocate, runtime_call::release, runtime_call::wait, runtime_call::copy,
@@ -98,7 +98,7 @@ TEST_F(door_layer, a_failure_anywhere_is_reported_and_puts_the_device_back) {
   }
 }
 
-/// The kernels of a layer by their ranges, in order; whether they begin early is up to the device.
+/// The kernels of a layer by their ranges, in order; whether they use PDL is up to the device.
 std::vector<std::string> kernels_of(mock_cuda& machine, std::string const& sizes, int major) {
   cases::problem_case const c(parse_problem(
       "op=layer mode=w8a8 hidden=256 inter=128 experts=6 top_k=3 device=cuda:5 " + sizes));
@@ -111,7 +111,7 @@ std::vector<std::string> kernels_of(mock_cuda& machine, std::string const& sizes
     ranges.push_back(launch.range);
     // Builds without the headers of CUTLASS have another grouped_gemm.
     if (launch.range == "grouped_gemm") continue;
-    EXPECT_EQ(launch.config.early, major >= 9) << launch.range;
+    EXPECT_EQ(launch.config.pdl, major >= 9) << launch.range;
   }
   machine.reset();
   return ranges;
@@ -120,16 +120,16 @@ std::vector<std::string> kernels_of(mock_cuda& machine, std::string const& sizes
 std::vector<std::string> const one_by_one = {"plan",     "gather",       "grouped_gemm",
                                              "activate", "grouped_gemm", "combine"};
 
-TEST_F(door_layer, kernels_of_few_tokens_begin_early) {
+TEST_F(door_layer, kernels_of_few_tokens_use_pdl) {
   for (int const major : {8, 9}) EXPECT_EQ(kernels_of(machine, "tokens=20", major), one_by_one);
 }
 
 TEST_F(door_layer, very_few_tokens_are_two_launches_on_hopper) {
   EXPECT_EQ(kernels_of(machine, "tokens=4", 8), one_by_one);
   EXPECT_EQ(kernels_of(machine, "tokens=4 impl=reference", 9), one_by_one);
-  std::vector<std::string> const at_once = {"layer", "layer"};
+  std::vector<std::string> const fused = {"layer", "layer"};
   bool const has_kernels = !backend_of(device::cuda(5)).layer.empty();
-  EXPECT_EQ(kernels_of(machine, "tokens=4", 9), has_kernels ? at_once : one_by_one);
+  EXPECT_EQ(kernels_of(machine, "tokens=4", 9), has_kernels ? fused : one_by_one);
 }
 
 /// The calls that a layer makes, by their ranges.

@@ -259,7 +259,7 @@ std::vector<std::pair<void const*, unsigned>> launches_of(mock_cuda& machine,
   c.execute(queue.get());
   std::vector<std::pair<void const*, unsigned>> all;
   for (mock_cuda::launched const& launch : machine.launches()) {
-    all.emplace_back(launch.config.function, launch.config.blocks);
+    all.emplace_back(launch.config.function, launch.config.ctas);
   }
   machine.reset();
   return all;

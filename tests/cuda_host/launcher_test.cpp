@@ -33,7 +33,7 @@ TEST_F(launcher, makes_the_device_of_the_stream_current_and_puts_the_other_back)
     EXPECT_EQ(launches[0].device, 5);
     EXPECT_EQ(launches[0].range, "gather");
     EXPECT_EQ(launches[0].config.function, reinterpret_cast<void const*>(some_kernel));
-    EXPECT_EQ(launches[0].config.blocks, 7U);
+    EXPECT_EQ(launches[0].config.ctas, 7U);
     EXPECT_EQ(launches[0].config.threads, 256U);
     EXPECT_EQ(launches[0].config.shared_bytes, 1024U);
     EXPECT_EQ(launches[0].config.stream, queue.get().handle);
@@ -135,7 +135,7 @@ TEST_F(launcher, puts_the_device_back_whatever_fails) {
   auto const use = [&] {
     cuda::launcher on("gather", call.args, queue.get());
     on.fill(call.memory.memory().data, 0, 16);
-    on.launch(any_kernel, {on.blocks_for(1000, 2), 32}, {1});
+    on.launch(any_kernel, {on.ctas_for(1000, 2), 32}, {1});
   };
   int failing = 0;
   for (runtime_call const what : every_call()) {
@@ -214,31 +214,31 @@ TEST_F(launcher, a_fault_of_a_kernel_is_named_by_every_call_that_meets_it) {
   machine.reset();
 }
 
-// ---- kernels that begin early ------------------------------------------------------------------
+// ---- programmatic dependent launch -------------------------------------------------------------
 
-TEST_F(launcher, kernels_begin_early_where_they_say_so_and_the_device_can) {
-  cuda::kernel<some_parameters> const early_kernel{"some_kernel", some_kernel, true};
+TEST_F(launcher, pdl_where_the_kernel_says_so_and_the_device_can) {
+  cuda::kernel<some_parameters> const pdl_kernel{"some_kernel", some_kernel, true};
   small_gather const call(device::cuda(3));
   struct wanted {
     int major;
-    bool early;
+    bool pdl;
   };
-  for (auto const& [major, early] : {wanted{8, false}, wanted{9, true}, wanted{10, true}}) {
+  for (auto const& [major, pdl] : {wanted{8, false}, wanted{9, true}, wanted{10, true}}) {
     machine.reset();
     machine.make_capability(major);
     cuda::launcher on("gather", call.args, {device::cuda(3), nullptr});
     on.launch(any_kernel, {1, 32}, {1});
-    on.launch(early_kernel, {1, 32}, {1});
+    on.launch(pdl_kernel, {1, 32}, {1});
     auto const launches = machine.launches();
     ASSERT_EQ(launches.size(), 2U);
-    EXPECT_FALSE(launches[0].config.early);
-    EXPECT_EQ(launches[1].config.early, early) << major;
+    EXPECT_FALSE(launches[0].config.pdl);
+    EXPECT_EQ(launches[1].config.pdl, pdl) << major;
   }
 }
 
 // ---- grids --------------------------------------------------------------------------------------
 
-TEST_F(launcher, no_blocks_is_nothing_to_do) {
+TEST_F(launcher, no_ctas_is_nothing_to_do) {
   small_gather const call(device::cuda(0));
   cuda::launcher on("gather", call.args, {device::cuda(0), nullptr});
   on.launch(any_kernel, {0, 256}, {1});
@@ -251,12 +251,12 @@ TEST_F(launcher, grids_stay_within_the_limits_whatever_the_number_of_tasks) {
   small_gather const call(device::cuda(0));
   cuda::launcher on("gather", call.args, {device::cuda(0), nullptr});
   index_t const all = index_t{mock_cuda::multiprocessors} * 8;
-  EXPECT_EQ(on.blocks_for(0, 8), 0);
-  EXPECT_EQ(on.blocks_for(1, 8), 1);
-  EXPECT_EQ(on.blocks_for(all, 8), all);
+  EXPECT_EQ(on.ctas_for(0, 8), 0);
+  EXPECT_EQ(on.ctas_for(1, 8), 1);
+  EXPECT_EQ(on.ctas_for(all, 8), all);
   for (index_t const tasks : {all + 1, index_t{65536}, index_t{1} << 31, index_t{1} << 62}) {
-    EXPECT_EQ(on.blocks_for(tasks, 8), all);
-    EXPECT_NO_THROW(on.launch(any_kernel, {on.blocks_for(tasks, 8), 256}, {1}));
+    EXPECT_EQ(on.ctas_for(tasks, 8), all);
+    EXPECT_NO_THROW(on.launch(any_kernel, {on.ctas_for(tasks, 8), 256}, {1}));
   }
   EXPECT_NO_THROW(on.launch(any_kernel, {0x7fffffff, 32}, {1}));
   EXPECT_MOE64_ERROR(on.launch(any_kernel, {index_t{1} << 31, 32}, {1}), errc::device_failure,

@@ -250,9 +250,8 @@ struct mock_table {
   }
   static cuda::status launch(cuda::launch_config const& config) {
     return m().call(runtime_call::launch, [&] {
-      bool const possible = config.blocks >= 1 && config.blocks <= 0x7fffffffU &&
-                            config.threads >= 1 && config.threads <= 1024 &&
-                            config.shared_bytes <= (227U << 10);
+      bool const possible = config.ctas >= 1 && config.ctas <= 0x7fffffffU && config.threads >= 1 &&
+                            config.threads <= 1024 && config.shared_bytes <= (227U << 10);
       if (!possible) return invalid_configuration;
       if (config.function == nullptr || config.parameters == nullptr) return invalid_value;
       cuda::status const code = queue(config.stream);

@@ -229,7 +229,7 @@ void grouped_gemm(grouped_gemm_args const& args, stream where) {
   mma_variant const variant = {args.x.type() == dtype::bf16, orientation(args).deep(), codes};
   index_t const tiles = most_tiles(args, shape.rows, shape.outs);
   on.launch(grouped_gemm_mma_kernel(size, variant),
-            {on.blocks_for(tiles, shape.blocks_each), shape.threads, shape.shared_bytes},
+            {on.ctas_for(tiles, shape.blocks_each), shape.threads, shape.shared_bytes},
             parameters(args));
 }
 

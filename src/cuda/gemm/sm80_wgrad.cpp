@@ -28,7 +28,7 @@ void launch_gradient(launcher& on, grouped_gemm_wgrad_args const& args) {
   mma_shape const shape = grouped_gemm_mma_shape(size, codes_kind::none);
   index_t const tasks = gradient_tasks(args, shape.rows, shape.outs);
   on.launch(grouped_gemm_wgrad_mma_kernel(size, args.x.type == dtype::bf16),
-            {on.blocks_for(tasks, shape.blocks_each), shape.threads, shape.shared_bytes},
+            {on.ctas_for(tasks, shape.blocks_each), shape.threads, shape.shared_bytes},
             parameters_of(args));
 }
 

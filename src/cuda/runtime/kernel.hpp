@@ -8,9 +8,10 @@ template <class Parameters>
 struct kernel {
   char const* name;
   void (*function)(Parameters);
-  /// Its blocks may begin before the kernel that was queued last has ended: they call
-  /// pdl_wait() (kernels/early.cuh) before they read what others wrote, and before they write.
-  bool early = false;
+  /// Launched by programmatic dependent launch: its CTAs may start before the kernel in front of it
+  /// in the stream has ended. They call pdl_wait() (kernels/device/pdl.cuh) before they read what
+  /// other kernels wrote, and before they write.
+  bool pdl = false;
 };
 
 }  // namespace moe64::cuda

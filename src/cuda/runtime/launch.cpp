@@ -21,17 +21,17 @@ bool launcher::can_use_pdl() const {
 }
 
 void launcher::launch(any_kernel const& what, grid const& shape, void const* parameters) {
-  if (shape.blocks == 0) return;
+  if (shape.ctas == 0) return;
   launch_config const config = {.function = what.function,
-                                .blocks = narrow<unsigned>(shape.blocks),
+                                .ctas = narrow<unsigned>(shape.ctas),
                                 .threads = narrow<unsigned>(shape.threads),
                                 .shared_bytes = narrow<unsigned>(shape.shared_bytes),
                                 .stream = where_.handle,
                                 .parameters = parameters,
-                                .early = what.early && can_use_pdl()};
+                                .pdl = what.pdl && can_use_pdl()};
   check(the_runtime().launch(config), operation_, where_.device);
   if (verbose_level() >= 2) {
-    print_launched(operation_, where_.device, what.name, shape.blocks, shape.threads,
+    print_launched(operation_, where_.device, what.name, shape.ctas, shape.threads,
                    shape.shared_bytes);
   }
 }
@@ -53,8 +53,8 @@ index_t launcher::shared_bytes() const {
   return bytes;
 }
 
-index_t launcher::blocks_for(index_t tasks, index_t blocks_each) const {
-  return std::min(tasks, multiprocessors() * blocks_each);
+index_t launcher::ctas_for(index_t tasks, index_t ctas_per_sm) const {
+  return std::min(tasks, multiprocessors() * ctas_per_sm);
 }
 
 }  // namespace moe64::cuda

@@ -7,12 +7,12 @@
 /// The one way to run something on a CUDA device.
 namespace moe64::cuda {
 
-/// A grid of one dimension. Kernels take their tasks in steps of the grid, so that any number of
-/// blocks computes everything.
+/// A grid of one dimension. Kernels walk over their tasks with a grid-stride loop, so that any
+/// number of CTAs computes everything.
 struct grid {
-  index_t blocks;            ///< 0: there is nothing to do
-  int threads;               ///< per block
-  index_t shared_bytes = 0;  ///< per block, beside what the kernel declares
+  index_t ctas;              ///< 0: there is nothing to do
+  int threads;               ///< per CTA
+  index_t shared_bytes = 0;  ///< per CTA, dynamic: what the kernel declares comes on top
 };
 
 /// The launches of one operation on one stream. Making it makes the stream's device current and
@@ -39,29 +39,28 @@ class launcher {
 
   template <class Parameters>
   void launch(kernel<Parameters> const& what, grid const& shape, Parameters const& parameters) {
-    launch({what.name, reinterpret_cast<void const*>(what.function), what.early}, shape,
-           &parameters);
+    launch({what.name, reinterpret_cast<void const*>(what.function), what.pdl}, shape, &parameters);
   }
   /// Set `bytes` bytes of device memory.
   void fill(void* data, int byte, index_t bytes);
 
   /// Multiprocessors of the device.
   [[nodiscard]] index_t multiprocessors() const;
-  /// Shared memory that a block may have on the device.
+  /// Shared memory that a CTA may have on the device.
   [[nodiscard]] index_t shared_bytes() const;
-  /// As many blocks as there are tasks, but no more than `waves` times the multiprocessors hold
-  /// when each holds `blocks_each`: the kernel walks over the rest.
-  [[nodiscard]] index_t blocks_for(index_t tasks, index_t blocks_each) const;
+  /// A CTA per task, but no more than `ctas_per_sm` for each multiprocessor: the grid-stride loop
+  /// of the kernel takes the remaining tasks.
+  [[nodiscard]] index_t ctas_for(index_t tasks, index_t ctas_per_sm) const;
 
  private:
   struct any_kernel {
     char const* name;
     void const* function;
-    bool early;
+    bool pdl;
   };
   launcher(char const* operation, stream where);
   void launch(any_kernel const& what, grid const& shape, void const* parameters);
-  /// Whether kernels of the device can begin before the last one has ended.
+  /// Whether the device has programmatic dependent launch.
   [[nodiscard]] bool can_use_pdl() const;
 
   char const* operation_;

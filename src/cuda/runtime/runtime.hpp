@@ -29,16 +29,16 @@ struct device_properties {
 /// One kernel launch. Every kernel of moe64 takes one struct by value and a grid of one dimension.
 struct launch_config {
   void const* function = nullptr;
-  unsigned blocks = 0;
+  unsigned ctas = 0;
   unsigned threads = 0;
   unsigned shared_bytes = 0;
   void* stream = nullptr;
   void const* parameters = nullptr;
-  bool early = false;  ///< may begin before what was queued last has ended; from sm_90 on
+  bool pdl = false;  ///< programmatic dependent launch; from sm_90 on
 };
 
-/// A tensor of rank 2 or 3 in device memory that Hopper's copy engine takes boxes from. Its
-/// innermost dimension is contiguous; what a box has behind an extent is zero.
+/// A tensor of rank 2 or 3 in device memory that TMA loads boxes of, or stores them to. Its
+/// innermost dimension is contiguous; what a loaded box has behind an extent is zero.
 struct tensor_box {
   void const* data = nullptr;
   int element_bytes = 1;  ///< 1 or 2
@@ -48,7 +48,7 @@ struct tensor_box {
   int box[3] = {};               ///< at most 256 each; box[0] fills swizzle_bytes
   int swizzle_bytes = 128;       ///< 32, 64 or 128
 };
-/// The same as the copy engine reads it: a CUtensorMap.
+/// Its TMA descriptor: a CUtensorMap.
 struct alignas(64) tensor_map {
   std::uint64_t words[16] = {};
 };
@@ -60,7 +60,7 @@ struct runtime {
   status (*set_device)(int device);
   status (*properties)(int device, device_properties* properties);  ///< slow: a millisecond
   status (*multiprocessors)(int device, int* count);
-  status (*shared_bytes)(int device, int* bytes);  ///< that one block may ask for
+  status (*shared_bytes)(int device, int* bytes);  ///< that one CTA may ask for
   status (*capability)(int device, int* major, int* minor);
   status (*memory_free)(index_t* bytes);  ///< of the current device
 
@@ -74,7 +74,8 @@ struct runtime {
 
   status (*allocate)(void** data, index_t bytes);  ///< on the current device
   status (*release)(void* data);
-  status (*create_stream)(void** stream);  ///< on the current device, beside the default stream
+  status (*create_stream)(
+      void** stream);  ///< on the current device; does not wait for the default stream
   status (*destroy_stream)(void* stream);
   status (*wait)(void* stream);
   status (*create_event)(void** event);
