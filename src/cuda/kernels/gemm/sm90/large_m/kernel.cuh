@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/kernels/gemm/sm90/large_m/scale_producer.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/three_warpgroups.cuh"
 
 namespace moe64::cuda {
