@@ -53,6 +53,10 @@ Start here:
   moe64 run DIR --layer 3 --tokens 64   one of its layers, checked
   moe64 convert DIR OUT --to bf16       the same model in another format
 
+Environment:
+  MOE64_VERBOSE=1   each operation that runs, its implementation and its time
+  MOE64_VERBOSE=2   also the implementations that were refused, and why
+
 )") + exit_codes;
 }
 
@@ -218,6 +222,28 @@ std::string demo() {
   return R"(
 Runs four synthetic expert layers, compares them with the reference, times them,
 and explains each in a sentence. Needs about a minute and 1 GiB of memory.
+)";
+}
+
+std::string completion() {
+  return R"(
+Prints a program for bash, zsh or fish that completes verbs, options, their
+values and files. `make install` puts it where the shells look; elsewhere, as
+after pip install, the shell reads it when it starts.
+
+Examples:
+  source <(moe64 completion bash)       in ~/.bashrc
+  source <(moe64 completion zsh)        in ~/.zshrc, behind compinit
+  moe64 completion fish | source        in ~/.config/fish/config.fish
+)";
+}
+
+std::string man() {
+  return R"(
+Prints moe64(1), the texts of --help as one page, for man or groff.
+
+Examples:
+  moe64 man | man -l -
 )";
 }
 

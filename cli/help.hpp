@@ -16,5 +16,7 @@ namespace moe64::cli::help {
 [[nodiscard]] std::string doctor();
 [[nodiscard]] std::string demo();
 [[nodiscard]] std::string synth();
+[[nodiscard]] std::string completion();
+[[nodiscard]] std::string man();
 
 }  // namespace moe64::cli::help

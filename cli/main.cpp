@@ -1,9 +1,12 @@
 #include "CLI/CLI.hpp"
 #include "arguments.hpp"
+#include "command_tree.hpp"
+#include "completion.hpp"
 #include "failure.hpp"
 #include "fmt/format.h"
 #include "help.hpp"
 #include "machine.hpp"
+#include "man_page.hpp"
 #include "moe64/version.hpp"
 #include "standard_output.hpp"
 #include "suggest.hpp"
@@ -130,6 +133,20 @@ void add_diff(CLI::App* verb, diff_options_asked* asked) {
   verb->footer(help::diff());
 }
 
+CLI::App* add_completion(CLI::App& app, shell* asked) {
+  auto* const verb = app.add_subcommand("completion", "Print shell completion for this tool");
+  add_word(
+      verb, "SHELL", {"bash", "zsh", "fish"},
+      [asked](std::size_t i) {
+        constexpr std::array shells = {shell::bash, shell::zsh, shell::fish};
+        *asked = shells[i];
+      },
+      "Which shell")
+      ->required();
+  verb->footer(help::completion());
+  return verb;
+}
+
 constexpr char const* budget_text =
     "Multiply-adds of the reference before it samples rows (default 1e9)";
 
@@ -234,6 +251,12 @@ exit_code run_tool(std::vector<std::string> const& words) {
   synth_asked.threads = usable_cores();
   auto* const synth_verb = add_synth(app, &synth_asked);
 
+  shell completion_asked = shell::bash;
+  auto* const completion_verb = add_completion(app, &completion_asked);
+
+  auto* const man_verb = app.add_subcommand("man", "Print the manual page");
+  man_verb->footer(help::man());
+
   app.add_subcommand("version", "Print the version");
 
   auto const refuse = [&](std::string const& text) {
@@ -260,7 +283,13 @@ exit_code run_tool(std::vector<std::string> const& words) {
   if (doctor_verb->parsed()) return doctor(doctor_json);
   if (demo_verb->parsed()) return demo(demo_threads, demo_progress);
   if (synth_verb->parsed()) return synth(synth_asked);
-  fmt::print("moe64 {}\n", version());
+  if (completion_verb->parsed()) {
+    fmt::print("{}", completion(tree_of(app), completion_asked));
+  } else if (man_verb->parsed()) {
+    fmt::print("{}", man_page(tree_of(app), version()));
+  } else {
+    fmt::print("moe64 {}\n", version());
+  }
   return exit_code::ok;
 }
 

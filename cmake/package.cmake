@@ -1,4 +1,5 @@
-# The installed package: library, headers, moe64Config.cmake for find_package, moe64.pc for pkg-config, the tool.
+# The installed package: library, headers, moe64Config.cmake for find_package, moe64.pc for pkg-config, the tool with its
+# shell completion and manual page.
 include(CMakePackageConfigHelpers)
 
 set(moe64_cmake_dir "${CMAKE_INSTALL_LIBDIR}/cmake/moe64")
@@ -42,6 +43,26 @@ if(TARGET moe64_cli)
   file(RELATIVE_PATH moe64_bin_to_lib "/prefix/${CMAKE_INSTALL_BINDIR}" "/prefix/${CMAKE_INSTALL_LIBDIR}")
   set_target_properties(moe64_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${moe64_bin_to_lib}")
   install(TARGETS moe64_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+
+  # The tool prints its shell completion and its manual page, so it has to run here.
+  if(NOT CMAKE_CROSSCOMPILING OR CMAKE_CROSSCOMPILING_EMULATOR)
+    set(moe64_printed "${PROJECT_BINARY_DIR}/printed")
+    file(MAKE_DIRECTORY "${moe64_printed}")
+    add_custom_command(
+      TARGET moe64_cli
+      POST_BUILD
+      COMMAND moe64_cli completion bash > "${moe64_printed}/moe64.bash"
+      COMMAND moe64_cli completion zsh > "${moe64_printed}/_moe64"
+      COMMAND moe64_cli completion fish > "${moe64_printed}/moe64.fish"
+      COMMAND moe64_cli man > "${moe64_printed}/moe64.1"
+      COMMENT "Printing shell completion and the manual page"
+      VERBATIM)
+    install(FILES "${moe64_printed}/moe64.bash" DESTINATION "${CMAKE_INSTALL_DATADIR}/bash-completion/completions"
+            RENAME moe64)
+    install(FILES "${moe64_printed}/_moe64" DESTINATION "${CMAKE_INSTALL_DATADIR}/zsh/site-functions")
+    install(FILES "${moe64_printed}/moe64.fish" DESTINATION "${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d")
+    install(FILES "${moe64_printed}/moe64.1" DESTINATION "${CMAKE_INSTALL_MANDIR}/man1")
+  endif()
 endif()
 
 # What a wheel carries besides Python: the library under the name that the tool looks for, and the tool.

@@ -22,6 +22,16 @@ endfunction()
 if(STEP STREQUAL "install")
   file(REMOVE_RECURSE "${prefix}")
   run("${CMAKE_COMMAND}" --install "${BUILD_DIR}" --prefix "${prefix}")
+  if(EXISTS "${prefix}/bin/moe64") # what it prints lies where shells and man look
+    foreach(printed "completion bash|bash-completion/completions/moe64" "completion zsh|zsh/site-functions/_moe64"
+                    "completion fish|fish/vendor_completions.d/moe64.fish" "man|man/man1/moe64.1")
+      string(REGEX MATCH "^(.*)\\|(.*)$" printed "${printed}")
+      set(file "${prefix}/share/${CMAKE_MATCH_2}")
+      separate_arguments(words UNIX_COMMAND "${CMAKE_MATCH_1}")
+      execute_process(COMMAND "${prefix}/bin/moe64" ${words} OUTPUT_FILE "${work}.txt" COMMAND_ERROR_IS_FATAL ANY)
+      run("${CMAKE_COMMAND}" -E compare_files "${work}.txt" "${file}")
+    endforeach()
+  endif()
 
 elseif(STEP STREQUAL "find_package")
   build_consumer("-DCMAKE_PREFIX_PATH=${prefix}" -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
