@@ -90,14 +90,14 @@ mutation: build ## plant known bugs one by one; the suite must catch each
 bench: build .venv ## compare with PyTorch and with the machine's limits: bench/results (BENCH_ARGS=--quick: a short run)
 	.venv/bin/python bench/compare.py --tool $(TOOL) $(BENCH_ARGS)
 
-bench-gpu: build ## measure the CUDA backend beside the card's copy (and PyTorch, where python3 has it): bench/results
+bench-gpu: build ## measure the CUDA backend against the GPU's copy (and PyTorch, where python3 has it): bench/results
 	python3 bench/gpu.py --tool $(TOOL) $(BENCH_ARGS)
 
 sanitize-gpu: build ## every CUDA kernel on small shapes under the tools of compute-sanitizer
 	for tool in memcheck initcheck synccheck racecheck; do \
 	  compute-sanitizer --tool $$tool --error-exitcode 9 $(TOOL) verify -f bench/problems/cuda-small.txt || exit 1; done
 
-bench-checkpoint: build .venv ## check and convert beside cat, cp and the Python way: bench/results/checkpoint.md
+bench-checkpoint: build .venv ## check and convert against cat, cp and the Python way: bench/results/checkpoint.md
 	python3 bench/checkpoint_speed.py --tool $(TOOL) --python .venv/bin/python --out bench/results/checkpoint.md
 
 interop: build .venv ## files and models exchanged with the safetensors package, Transformers and compressed-tensors
@@ -133,7 +133,7 @@ bench-problems: build ## time the problems of BENCH_SUITE
 	  .venv/bin/python -m pip install -q -r bench/requirements.txt && \
 	  cp bench/requirements.txt .venv/; }
 
-.venv-tests: .venv # and what the tests of the Python package need beside them
+.venv-tests: .venv # and what else the tests of the Python package need
 	@cmp -s python/requirements.txt .venv/python.txt || { \
 	  .venv/bin/python -m pip install -q -c bench/requirements.txt -r python/requirements.txt && \
 	  cp python/requirements.txt .venv/python.txt; }

@@ -204,7 +204,7 @@ def measure(asked, base):
     check_seconds = compare(checks, asked.rounds)
     convert_seconds = compare(converts, asked.rounds, out)
     opened = compare({"moe64 inspect": lambda: run([asked.tool, "inspect", many])}, asked.rounds)["moe64 inspect"]
-    return f"""# moe64 check and convert beside the machine's own tools
+    return f"""# moe64 check and convert compared with the machine's own tools
 
 {datetime.date.today()}, {cpu_model()}, two threads, files in the page cache, {asked.rounds} rounds in turn, medians.
 Made by `make bench-checkpoint`.

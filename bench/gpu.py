@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures moe64 on a GPU beside the card's own copy and, where PyTorch is there, beside PyTorch: one run, one table.
+"""Measures moe64 on a GPU against the GPU's own copy and, where PyTorch is there, against PyTorch: one run, one table.
 
-Writes bench/results/gpu-CARD.md, .json and .svg; docs/benchmarks.md explains them. Exits with 0 whether or not the bars hold:
+Writes bench/results/gpu-NAME.md, .json and .svg; docs/benchmarks.md explains them. Exits with 0 whether or not the bars hold:
 it measures, others judge.
 """
 
@@ -57,7 +57,7 @@ def peers_module():
     return gpu_peers
 
 
-def beside(peers, point):
+def compared(peers, point):
     """What each peer of a point takes, or why it did not run."""
     found = []
     for function, *arguments in point.peers if peers else ():
@@ -77,14 +77,14 @@ def measure(options, points, peers):
         figure = figure_of(point, ours)
         share = share_of_bar(point, figure)
         found = {"group": point.group, "name": point.name, "line": point.line, "ours": ours, "figure": figure,
-                 "unit": UNITS[point.figure], "share": share, "bar": verdict(point, share), "peers": beside(peers, point)}
+                 "unit": UNITS[point.figure], "share": share, "bar": verdict(point, share), "peers": compared(peers, point)}
         print(f"{point.group}, {point.name}: {figure:.3f} {found['unit']} {found['bar']} {text_of(found)}", file=sys.stderr,
               flush=True)
         yield found
 
 
 def text_of(one):
-    """The peers of a point: their time, and that beside ours."""
+    """The peers of a point: their time, and that as a ratio to ours."""
     texts = []
     for peer in one["peers"]:
         beside_ours = f"{1e6 * peer['seconds']:.1f} us: {peer['seconds'] / one['ours']['seconds']:.2f}x" \
@@ -99,25 +99,25 @@ def updated(before, again):
     return [found.pop((one["group"], one["name"]), one) for one in before] + list(found.values())
 
 
-def later_runs(card, measured):
+def later_runs(gpu, measured):
     """What the table says of points that an --update has measured: whole groups, or how many of one."""
     points = collections.Counter(one["group"] for one in measured)
     runs = {}
     for one in measured:
-        if "run" in one and one["run"] != card:
+        if "run" in one and one["run"] != gpu:
             runs.setdefault((one["run"]["date"], one["run"]["commit"]), collections.Counter())[one["group"]] += 1
     return [", ".join(group if count == points[group] else f"{group} ({count} of {points[group]})"
                       for group, count in groups.items()) + f": {date}, commit {commit}."
             for (date, commit), groups in runs.items()]
 
 
-def table(card, measured):
+def table(gpu, measured):
     copy = max(one["ours"]["limits"]["copy_bytes_per_s"] for one in measured)
     judged = [one for one in measured if one["bar"]]
     met = sum(one["bar"].endswith("met") for one in judged)
-    lines = [f"# moe64 on {card['name']}", "",
-             f"{card['date']}, commit {card['commit']}, copy {copy / 1e12:.2f} TB/s. {met} of {len(judged)} bars met.",
-             *later_runs(card, measured),
+    lines = [f"# moe64 on {gpu['name']}", "",
+             f"{gpu['date']}, commit {gpu['commit']}, copy {copy / 1e12:.2f} TB/s. {met} of {len(judged)} bars met.",
+             *later_runs(gpu, measured),
              "[docs/benchmarks.md](../../docs/benchmarks.md) says how the figures are taken.", "",
              "| operation | problem | implementation | time | figure | bar | peers |", "|---|---|---|---|---|---|---|"]
     for one in measured:
@@ -140,36 +140,36 @@ def main():
     parser.add_argument("--update", action="store_true",
                         help="put the points of --only into the table that is there, which says when they were measured")
     parser.add_argument("--commit", default="", help="what to call the tree where it is no checkout")
-    parser.add_argument("--output", type=pathlib.Path, help="path without suffix (default bench/results/gpu-CARD)")
+    parser.add_argument("--output", type=pathlib.Path, help="path without suffix (default bench/results/gpu-NAME)")
     options = parser.parse_args()
     devices = {f"cuda:{i}": found for i, found in enumerate(tool.doctor(options.tool)["cuda_devices"])}
     if options.device not in devices:
         parser.error(f"--device {options.device}: the devices are {', '.join(devices) or 'none'}")
-    card = {"name": devices[options.device]["name"], "date": time.strftime("%Y-%m-%d"),
+    gpu = {"name": devices[options.device]["name"], "date": time.strftime("%Y-%m-%d"),
             "commit": options.commit or commit()}
     peers = peers_module()
     points = [point for point in POINTS if re.search(options.only, f"{point.group} {point.name}")]
     if not points:
         parser.error(f"--only {options.only}: no point has such a name")
     partial = "-partial" if options.only and not options.update else ""
-    base = options.output or HERE / "results" / f"gpu-{slug(card['name'])}{partial}"
+    base = options.output or HERE / "results" / f"gpu-{slug(gpu['name'])}{partial}"
     base.parent.mkdir(parents=True, exist_ok=True)
-    run, measured = card, []
+    run, measured = gpu, []
     if options.update:
         if not base.with_suffix(".json").exists():
             parser.error(f"--update: there is no {base}.json")
         before = json.loads(base.with_suffix(".json").read_text())
-        if before["card"]["name"] != card["name"]:
-            parser.error(f"--update: {base}.json is of {before['card']['name']}, not of {card['name']}")
-        card, measured = before["card"], before["points"]
+        if before["gpu"]["name"] != gpu["name"]:
+            parser.error(f"--update: {base}.json is of {before['gpu']['name']}, not of {gpu['name']}")
+        gpu, measured = before["gpu"], before["points"]
     begin = time.monotonic()
     for group in dict.fromkeys(point.group for point in points):
         again = measure(options, [point for point in points if point.group == group], peers)
         measured = updated(measured, [{**one, "run": run} for one in again])
-        base.with_suffix(".json").write_text(json.dumps({"card": card, "points": measured}, indent=1) + "\n")
-        base.with_suffix(".md").write_text(table(card, measured))  # what there is so far
+        base.with_suffix(".json").write_text(json.dumps({"gpu": gpu, "points": measured}, indent=1) + "\n")
+        base.with_suffix(".md").write_text(table(gpu, measured))  # what there is so far
         print(f"{group}: done after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    base.with_suffix(".svg").write_text(gpu_plot.picture(card, measured))
+    base.with_suffix(".svg").write_text(gpu_plot.picture(gpu, measured))
     print(base.with_suffix(".md").read_text())
 
 

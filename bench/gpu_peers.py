@@ -126,7 +126,7 @@ def grouped_mm(tokens, experts, top_k, outs, depth):
 
 
 def scaled_grouped_mm(tokens, experts, top_k, outs, depth):
-    """FP8 by FP8 with one scale per row: what PyTorch has; moe64 beside it takes blocks of 128."""
+    """FP8 by FP8 with one scale per row: what PyTorch has; moe64 is compared with blocks of 128."""
     rows = tokens * top_k
     x, weights, ends = codes(rows, depth), codes(experts, outs, depth), ends_of(rows, experts)
     x_scales, weight_scales = torch.rand(rows, device="cuda"), torch.rand(experts, outs, device="cuda")

@@ -1,6 +1,6 @@
-"""The picture of a run of bench/gpu.py: every figure that has a bar beside that bar, and the peers beside both.
+"""The picture of a run of bench/gpu.py: every figure that has a bar against that bar, and the peers against both.
 
-    python3 bench/gpu_plot.py bench/results/gpu-CARD.json picture.svg
+    python3 bench/gpu_plot.py bench/results/gpu-NAME.json picture.svg
 """
 
 import json
@@ -67,7 +67,7 @@ def height_of(rows):
     return sum(TITLE if share is None else LINE for _, share, _ in rows)
 
 
-def picture(card, measured):
+def picture(gpu, measured):
     """SVG text."""
     columns = columns_of(list(rows_of(measured)))
     top = 58
@@ -76,8 +76,8 @@ def picture(card, measured):
     met = sum(one["share"] >= 1 for one in judged)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
              f'font-size="11"><rect width="100%" height="100%" fill="white"/>',
-             f'<text x="10" y="22" font-size="15">moe64 on {escape(card["name"])}, commit {escape(card["commit"])}, '
-             f'{card["date"]}: {met} of {len(judged)} bars met</text>',
+             f'<text x="10" y="22" font-size="15">moe64 on {escape(gpu["name"])}, commit {escape(gpu["commit"])}, '
+             f'{gpu["date"]}: {met} of {len(judged)} bars met</text>',
              f'<text x="10" y="42"><tspan fill="{COLOURS["met"]}">bar met</tspan>, '
              f'<tspan fill="{COLOURS["missed"]}">bar missed</tspan>, <tspan fill="{COLOURS["peer"]}">peers</tspan> on the '
              f'same scale; the line is the bar, longer is faster, cut at {MOST:g}</text>']
@@ -95,4 +95,4 @@ if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as stored:
         results = json.load(stored)
     with open(sys.argv[2], "w", encoding="utf-8") as drawn:
-        drawn.write(picture(results["card"], results["points"]))
+        drawn.write(picture(results["gpu"], results["points"]))

@@ -134,7 +134,7 @@ def decode_bar(model, tokens):
 
 
 def hopper_points():
-    """Bars for one H200; a card without the tensor cores of Hopper misses them. Of W8A16 decode none is asked."""
+    """Bars for one H200; a GPU without the tensor cores of Hopper misses them. Of W8A16 decode none is asked."""
     for name, model in MODELS.items():
         for projection in PROJECTIONS:
             operands = (model.experts, model.top_k, *model.widths(projection))
@@ -166,7 +166,7 @@ def hopper_points():
 
 
 def four_bit_points():
-    """Codes of 4 bits by bf16, beside the portable kernel; gpt-oss is E32 k4 2880 x 2880."""
+    """W4A16, compared with sm80_mma; gpt-oss is E32 k4 2880 x 2880."""
     gptoss = Model(32, 4, 2880, 2880, {})
     for name, model in (("gpt-oss-20b", gptoss), ("GLM-4.7-Flash", MODELS["GLM-4.7-Flash"])):
         for weight in ("mxfp4", "nvfp4", "int4"):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""FP8 LoRA training of one expert layer on a GPU, beside the way without moe64: one run, one table.
+"""FP8 LoRA training of one expert layer on a GPU, compared with the way without moe64: one run, one table.
 
     PYTHONPATH=python python3 bench/lora_training.py
 
 The other way dequantises each stack to bf16 (a Triton kernel) in forward and again in backward, multiplies with
-torch._grouped_mm, and has LoRA as two thin grouped products beside it. Both give the gradients of x, the routing weights
+torch._grouped_mm, and has LoRA as two thin grouped GEMMs next to it. Both give the gradients of x, the routing weights
 and the factors. Times are medians between CUDA events; added memory is the peak of PyTorch's allocator above what lay
-there before the step. Writes bench/results/lora-CARD.md.
+there before the step. Writes bench/results/lora-NAME.md.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def measured(forward, inputs, dy, runs):
 
 
 def distances(problem, ours, theirs):
-    """How far results and gradients are from the other way's: the norm of the difference beside the norm."""
+    """How far results and gradients are from the other way's: the norm of the difference over the norm."""
     names = ("y", "dx", "d_weights", "dA1", "dB1", "dA2", "dB2")
     one, other = ((y, *torch.autograd.grad(y, problem.inputs(True), problem.dy)) for y in (ours(), theirs()))
     found = {name: ((a.float() - b.float()).norm() / b.float().norm()).item() for name, a, b in zip(names, one, other)}
@@ -156,11 +156,11 @@ def main():
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--runs", type=int, default=7, help="steps of which the median counts (default 7)")
     parser.add_argument("--commit", default="", help="what to call the tree where it is no checkout")
-    parser.add_argument("--output", type=pathlib.Path, help="default bench/results/lora-CARD.md")
+    parser.add_argument("--output", type=pathlib.Path, help="default bench/results/lora-NAME.md")
     options = parser.parse_args()
-    card = torch.cuda.get_device_name()
-    path = options.output or HERE / "results" / f"lora-{slug(card)}.md"
-    lines = [f"# FP8 LoRA training of one layer on {card}", "",
+    gpu = torch.cuda.get_device_name()
+    path = options.output or HERE / "results" / f"lora-{slug(gpu)}.md"
+    lines = [f"# FP8 LoRA training of one layer on {gpu}", "",
              f"{time.strftime('%Y-%m-%d')}, commit {options.commit or commit()}, PyTorch {torch.__version__}; T = "
              f"{options.tokens}, r = {options.rank}, uniform routing, e4m3 in blocks of 128x128, states and factors in bf16.",
              "[bench/lora_training.py](../lora_training.py) says what is measured.", "",

@@ -133,7 +133,7 @@ class LayerPeer:
             wrapped.unload()
 
     def _factored(self, point, min_time):
-        """LoRA by hand, the way a careful author would write it: (x A^T) B^T beside each expert of the eager loop."""
+        """LoRA by hand, the way a careful author would write it: (x A^T) B^T added to each expert of the eager loop."""
         lora = FactoredLora(self.experts, self.model)
         return self._step(lora, point, min_time)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The stand-ins for TransformerEngine's permutations on a GPU: milliseconds of a call, as a caller waits for them, beside
-the time that the card needs to move the bytes.
+"""The drop-in replacements for TransformerEngine's permutations on a GPU: milliseconds of a call, as a caller waits for them,
+against the time that the GPU needs to move the bytes.
 
     PYTHONPATH=python python3 bench/permutation.py [tokens hidden top_k experts]
 """
@@ -14,7 +14,7 @@ from moe64.compat import transformer_engine as te
 
 
 def milliseconds(call, rounds=20):
-    """The median of some rounds with a rest between them: the clock of the card falls under load."""
+    """The median of some rounds with a rest between them: the clock of the GPU falls under load."""
     times = []
     for _ in range(rounds):
         torch.cuda.synchronize()

@@ -101,7 +101,7 @@ def main():
     draw(left, f"{machine['cpu']} (Zen 4), {machine['threads']} cores: a layer with FP8 or MXFP4 weights\n"
                "vs the fastest bf16 experts of Transformers", cpu_rows(cpu))
     scale(left, [1, 1.5, 2, 3, 4], 5.5)
-    draw(right, f"{gpu['card']['name']}: layers, grouped GEMMs, training", gpu_rows(gpu, lora))
+    draw(right, f"{gpu['gpu']['name']}: layers, grouped GEMMs, training", gpu_rows(gpu, lora))
     scale(right, [1, 2, 4, 8, 16, 32], 110)
     marks = {}
     for axes in (left, right):

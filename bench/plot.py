@@ -1,4 +1,4 @@
-"""The picture of a result file: speed beside the best peer, and shares of the machine's limits.
+"""The picture of a result file: speed against the best peer, and shares of the machine's limits.
 
     .venv/bin/python bench/plot.py bench/results/cpu-MODEL.json picture.png
 """

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Model:
-    """The expert layer of one model: its shape as words of a problem line, and the Transformers class beside it."""
+    """The expert layer of one model: its shape as words of a problem line, and the Transformers class that is its peer."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class Point:
     model: str = ""
     against: str = ""  # another line, timed in the same call of the tool
     quick: bool = False  # part of a short run
-    effort: float = 4.0  # expected cost beside the others, for the time left
+    effort: float = 4.0  # expected cost relative to the others, for the time left
 
 
 def layer_points():

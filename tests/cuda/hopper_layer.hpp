@@ -18,7 +18,7 @@ namespace moe64::test {
                      [](std::uint16_t b) { return (b & 0x7f80U) < 0x7f80U; });
 }
 
-/// Of a call, beside its tokens.
+/// Of a call, except its tokens.
 struct hopper_call {
   index_t capacity = -1;
   workspace saved = {};

@@ -1,5 +1,5 @@
-// Whole layers whose products are those of Hopper: against the oracle, a token with the same bits
-// in every batch and beside any other tokens, and replayed as a graph.
+// Whole layers by the GEMMs of sm_90a: against the oracle, a token with the same bits in every
+// batch and among any other tokens, and replayed as a graph.
 #include "cuda/hopper_layer.hpp"
 
 #include "cases/problem_case.hpp"

@@ -1,4 +1,4 @@
-// mode=auto on the card: FP8 layers whose checkpoint states dynamic activations run in w8a8, right
+// mode=auto on the GPU: FP8 layers whose checkpoint states dynamic activations run in w8a8, right
 // by the oracle and with the bits of mode=w8a8; what `sm90_w8a8` does not take runs in w8a16.
 #include "cases/problem_case.hpp"
 #include "cuda/hopper_product.hpp"

@@ -10,8 +10,7 @@
 
 namespace moe64::test {
 
-/// What the kernels for Hopper multiply: codes by codes, numbers by codes of 8 and of 4 bits,
-/// numbers by numbers.
+/// The GEMMs of sm_90a; bf16 is that of plain bf16 or f16 weights.
 enum class product { w8a8, w8a16, w4a16, bf16 };
 inline constexpr product every_product[] = {product::w8a8, product::w8a16, product::w4a16,
                                             product::bf16};

@@ -1,5 +1,5 @@
-// Stacks of more than 2^32 numbers under the copy engine of Hopper: experts at their far end and
-// across 2^31 and 2^32, all others NaN.
+// TMA loads from stacks of more than 2^32 elements: experts at their far end and across 2^31 and
+// 2^32, all others NaN.
 #include "cuda/hopper_layer.hpp"
 #include "huge_cuda/big_call.hpp"
 

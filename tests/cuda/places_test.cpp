@@ -1,4 +1,4 @@
-// Experts at places on a card: allocated one by one, and at places that are none. That all
+// Experts at places on a GPU: allocated one by one, and at places that are none. That all
 // implementations give the bits of one stack is in the suites of operations.
 #include "support/places.hpp"
 

@@ -1,4 +1,4 @@
-// 2,000 random problems on the card against the oracle. A failure prints the problem line, which
+// 2,000 random problems on the GPU against the oracle. A failure prints the problem line, which
 // `moe64 verify` takes; the name of the test has its seeds.
 #include "support/random.hpp"
 

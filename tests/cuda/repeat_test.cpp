@@ -1,4 +1,4 @@
-// 200 runs of every operation on four streams at once, beside work that keeps the card busy: the
+// 200 runs of every operation on four streams at once, next to work that keeps the GPU busy: the
 // same bits every time.
 #include "cases/problem_case.hpp"
 #include "support/target.hpp"
@@ -96,18 +96,18 @@ TEST_P(repeat, has_one_hash) {
 
 std::string const shape = " tokens=300 hidden=264 inter=136 experts=24 top_k=4";
 std::string const wide = " tokens=160 hidden=1024 inter=512 experts=8 top_k=2";
-// Rows per expert that lead to the smallest and to the largest tiles of Hopper's kernels; of codes
-// 150 rows and 225 to different ones along hidden.
+// Rows per expert that lead to the smallest and to the largest tiles of sm_90a; in W8A8 150 rows
+// and 225 to different ones along hidden.
 std::string const few = " tokens=40 hidden=1024 inter=512 experts=8 top_k=2";
 std::string const many = " tokens=600 hidden=1024 inter=512 experts=8 top_k=2";
 std::string const most = " tokens=900 hidden=1024 inter=512 experts=8 top_k=2";
-// To tiles whose y the copy engine writes.
-std::string const handed = " tokens=1300 hidden=1024 inter=512 experts=8 top_k=2";
-// To those of 192 outputs.
-std::string const broad = " tokens=1300 hidden=768 inter=512 experts=8 top_k=2";
-// And to tiles that are taken from a counter.
-std::string const counted = " tokens=600 hidden=2176 inter=2112 experts=3 top_k=1";
-// Elements by codes: several tiles for each block of threads, whose y lies in stages of theirs.
+// To m192n128_tma_store.
+std::string const tma_store = " tokens=1300 hidden=1024 inter=512 experts=8 top_k=2";
+// To m128n192.
+std::string const n192 = " tokens=1300 hidden=768 inter=512 experts=8 top_k=2";
+// And to the dynamic schedule of m256n128.
+std::string const dynamic = " tokens=600 hidden=2176 inter=2112 experts=3 top_k=1";
+// Mixed input: several tiles for each CTA, whose y lies in stages of theirs.
 std::string const kept_few = " tokens=360 hidden=256 inter=9000 experts=8 top_k=1 act=silu";
 std::string const kept_many = " tokens=600 hidden=256 inter=9000 experts=2 top_k=1 act=silu";
 
@@ -134,9 +134,9 @@ INSTANTIATE_TEST_SUITE_P(
         "op=grouped_gemm weight=mxfp4" + many, "op=grouped_gemm weight=nvfp4" + wide,
         "op=grouped_gemm weight=int4 scale=group:32" + few,
         "op=grouped_gemm_wgrad weight=bf16" + shape,
-        "op=grouped_gemm weight=e4m3 mode=w8a8" + counted,
-        "op=grouped_gemm weight=e4m3 mode=w8a8" + handed,
-        "op=grouped_gemm weight=e4m3 mode=w8a8" + broad,
+        "op=grouped_gemm weight=e4m3 mode=w8a8" + dynamic,
+        "op=grouped_gemm weight=e4m3 mode=w8a8" + tma_store,
+        "op=grouped_gemm weight=e4m3 mode=w8a8" + n192,
         "op=grouped_gemm weight=e4m3 mode=w8a16" + kept_few,
         "op=grouped_gemm weight=e4m3 mode=w8a16" + kept_many,
         "op=grouped_gemm weight=mxfp4" + kept_many),

@@ -1,4 +1,4 @@
-// Slots without an expert on the card: routing tables that made other libraries read rows that do
+// Slots without an expert on the GPU: routing tables that made other libraries read rows that do
 // not exist. Each goes through plan, gather, combine and a whole layer; a slot that is no expert
 // must be as good as absent.
 #include "support/layer_fixture.hpp"

@@ -1,5 +1,6 @@
 // grouped_gemm of codes on the tensor cores of Hopper: exact inputs bit by bit as the CPU, others
-// within what 8-bit products are added with, and a row with the same bits whatever is beside it.
+// within what 8-bit products are added with, and a row with the same bits whatever rows are next to
+// it.
 #include "oracle/oracle.hpp"
 #include "support/gemm.hpp"
 #include "support/gemm_call.hpp"
@@ -76,9 +77,9 @@ class cuda_sm90_gemm : public testing::Test {
   }
 };
 
-/// Average rows that lead to every size of tiles, and counts around their edges. From 1,024 numbers
-/// along k on, of codes the third and the last two have tiles of three groups, and of the last of
-/// these the copy engine writes y; from 513 to 1,023 the last has tiles of 192 outputs.
+/// Average rows that lead to every tile, and counts around their edges. In W8A8 the third and the
+/// last two have m192n128 from k = 1024 on, the last of these m192n128_tma_store; for k from 513 to
+/// 1,023 the last has m128n192.
 std::vector<std::vector<index_t>> const row_counts{{0, 1, 7, 8, 9, 33, 0}, {31, 0, 63, 1, 64},
                                                    {127, 128, 129, 0, 65}, {256, 257, 0, 289},
                                                    {1, 33, 97, 161, 225},  {192, 193, 384, 417}};
@@ -181,7 +182,7 @@ TEST_F(cuda_sm90_gemm, rings_go_round_many_times) {
 }
 
 TEST_F(cuda_sm90_gemm, tiles_taken_from_a_counter_have_the_same_bits) {
-  // More tiles than pairs of blocks, of all experts and of two, and fewer. Averages, with the rows
+  // More tiles than clusters, of all experts and of two, and fewer. Averages, with the rows
   // of no expert, at which tiles have two groups.
   index_t const rows = 2112, k = 2176;  // of codes more than 8 MiB
   for (auto const& counts :
@@ -225,7 +226,7 @@ TEST_F(cuda_sm90_gemm, every_number_of_rows) {
       }
     }
   }
-  // Tiles of 192 outputs: so many rows that there are those, and outputs of two.
+  // m128n192: so many rows that there are those, and outputs of two.
   for (index_t rows = 1; rows <= 300; rows += rows < 20 ? 1 : 13) {
     SCOPED_TRACE(rows);
     std::vector<index_t> const counts = {560, rows, 560};
@@ -315,7 +316,7 @@ TEST_F(cuda_sm90_gemm, a_row_has_the_same_bits_alone_and_in_a_batch) {
         EXPECT_EQ(difference({now.begin() + mine * outs, now.begin() + (mine + 1) * outs},
                              {alone, alone + outs}),
                   "")
-            << row << " beside " << others;
+            << row << " among " << others;
       }
     }
   }

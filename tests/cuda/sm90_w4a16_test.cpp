@@ -1,5 +1,5 @@
-// grouped_gemm of numbers by codes of 4 bits on the tensor cores of Hopper: the bits of decoding
-// the weights first, with every kind of scales and in every size of tiles.
+// W4A16 grouped_gemm of sm_90a: the bits of dequantising the weights first, with every kind of
+// scales and in every tile.
 #include "cuda/mixed_input_fixture.hpp"
 
 #include <limits>

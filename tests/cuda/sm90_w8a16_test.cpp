@@ -1,5 +1,4 @@
-// grouped_gemm of numbers by codes on the tensor cores of Hopper: the bits of decoding the weights
-// first, in every size of tiles.
+// W8A16 grouped_gemm of sm_90a: the bits of dequantising the weights first, in every tile.
 #include "cuda/mixed_input_fixture.hpp"
 
 #include <initializer_list>
@@ -161,8 +160,8 @@ TEST_F(cuda_sm90_w8a16, rings_go_round_many_times) {
   }
 }
 
-/// Tiles of one stage to four, many of them one after the other in each block of threads: y
-/// of the one before is still in a stage when the next has no others left.
+/// Tiles of one stage to four, many of them one after the other in each CTA: y of the one before is
+/// still in a stage when the next has no others left.
 TEST_F(cuda_sm90_w8a16, short_tiles_whose_y_lies_in_their_last_stage) {
   for (std::vector<index_t> const& counts : {std::vector<index_t>{64, 33, 40, 47, 8, 61},
                                              {160, 129, 140, 33, 155, 97},
@@ -208,7 +207,7 @@ TEST_F(cuda_sm90_w8a16, a_row_has_the_same_bits_in_every_size_of_tiles) {
       std::vector<double> const now = run(args, "sm90_w8a16");
       auto const first = all.begin() + row * outs;
       EXPECT_EQ(difference({now.begin(), now.begin() + outs}, {first, first + outs}), "")
-          << row << " beside " << others;
+          << row << " among " << others;
     }
   }
 }

@@ -8,7 +8,7 @@
 /// In programs that link this file and the mock runtime, the backend of CUDA is that of the CPU:
 /// the memory of the mock's devices is that of the host. What runs between the tests and the
 /// kernels, the layer's memory on a device, and the tests that move calls there and back, can then
-/// be tested without a card.
+/// be tested without a GPU.
 namespace moe64 {
 namespace {
 

@@ -246,7 +246,26 @@ class CheckTreeTest(unittest.TestCase):
                 self.write("src/core/a.cpp", f"\n// {word}\n")
                 self.assert_caught(("src/core/a.cpp", 2, "words"))
 
+    def test_words_that_the_field_has_others_for(self):
+        for word in ["the copy engine", "Blocks of threads", "a block of threads", "two groups of four warps", "codes by codes",
+                     "numbers by codes", "weights are the left operand", "rows that are left over", "second-level cache",
+                     "blocks that stay", "stores taken apart", "what it reckons", "a stand-in", "on the card",
+                     "wgmma_decode"]:
+            with self.subTest(word):
+                self.write("src/core/a.cpp", f"\n// {word}\n")
+                self.assert_caught(("src/core/a.cpp", 2, "words"))
+                self.write("src/core/a.cpp", "")
+                self.write("README.md", CLEAN["README.md"] + word + "\n")
+                self.assert_caught(("README.md", CLEAN["README.md"].count("\n") + 1, "words"))
+                self.write("README.md", CLEAN["README.md"])
+
+    def test_records_of_runs_keep_their_words(self):
+        self.on_map("bench/")
+        self.write("bench/results/gpu.md", "wgmma_decode on this card\n")
+        self.assert_clean()
+
     def test_words_that_only_look_forbidden(self):
+        self.write("src/core/b.cpp", "// discards, wildcard, code by code, a group of experts, a block of 128 rows\n")
         self.write("src/core/a.cpp", "// mktemp name.X" "XXXXX, frame" "wo" "rk/a, out/wo" "rk/a, ${dir}/ro" "ot/x\n")
         self.assert_clean()
 
