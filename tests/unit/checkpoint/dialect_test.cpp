@@ -11,8 +11,6 @@
 namespace moe64::test {
 namespace {
 
-using finding_level;
-
 class every_dialect : public testing::TestWithParam<dialect_case> {};
 
 TEST_P(every_dialect, is_resolved_from_its_declaration) {

@@ -15,7 +15,6 @@
 namespace moe64::test {
 namespace {
 
-using finding_level;
 using testing::HasSubstr;
 using enum file_dtype;
 

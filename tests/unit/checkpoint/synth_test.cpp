@@ -27,7 +27,6 @@
 namespace moe64::test {
 namespace {
 
-using finding_level;
 using checkpoint::folder;
 using checkpoint::resolved_checkpoint;
 using testing::HasSubstr;
