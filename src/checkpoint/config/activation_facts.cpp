@@ -1,6 +1,7 @@
 #include "checkpoint/config/activation_facts.hpp"
 
 #include "checkpoint/config/activation_keys.hpp"
+#include "checkpoint/config/activation_words.hpp"
 #include "checkpoint/config/model_config.hpp"
 #include "checkpoint/findings/quoted.hpp"
 #include "moe64/error.hpp"
@@ -49,9 +50,17 @@ class activation_reader {
         (sources.params->find("moe") != nullptr || sources.params->find("dim") != nullptr);
     objects_ = language_objects(sources);
     for (json_value const* const object : objects_) {
+      refuse_type(object->find("model_type"));
+      // beside a language part the other parts of the model have functions of their own
+      bool const has_part =
+          object == sources.config && objects_.size() > 1 && objects_[1] != sources.params;
+      names_functions_ = !has_part;
       for (json_value const& member : *object) read_member(member, false);
     }
     result_.function = for_experts_ ? std::move(for_experts_) : std::move(for_all_);
+    for (json_value const* const other : functions_inside_) {
+      if (!result_.function || other->text() != result_.function->value) unknown(*other);
+    }
     return std::move(result_);
   }
 
@@ -61,9 +70,10 @@ class activation_reader {
     if (config == nullptr) return;
     if (!config->is(json_kind::object)) {
       contradict(fmt::format("{} is {}, expected an object", config->path(), name(config->kind())));
-      return;
     }
-    json_value const* const type = config->find("model_type");
+  }
+
+  void refuse_type(json_value const* type) {
     if (type == nullptr || type->is(json_kind::null) || type->is(json_kind::text)) return;
     contradict(fmt::format("{} is {}, expected text", type->path(), name(type->kind())));
   }
@@ -84,7 +94,8 @@ class activation_reader {
       return;
     }
     if (is_silent(member)) return;
-    if (looks_like_activation(key, of_experts)) {
+    if (looks_like_activation(key, of_experts) ||
+        (may_hold_experts(key) && holds_function(member))) {
       unknown(member);
     } else if (of_experts || names_experts(key)) {
       read_inside(member);
@@ -93,18 +104,46 @@ class activation_reader {
     }
   }
 
-  /// Of what nothing else is read from, the keys that clamp something.
+  /// Of what nothing else is read from, the keys that clamp something, what is about experts, and
+  /// functions.
   void find_clamps(json_value const& value) {
-    bool const visited = std::find(objects_.begin(), objects_.end(), &value) != objects_.end();
-    bool const object = value.is(json_kind::object) && !visited;
+    bool const object = value.is(json_kind::object) && !is_language(value);
     if (!object && !value.is(json_kind::array)) return;
     for (json_value const& inner : value) {
-      if (object && looks_like_clamp(inner.key()) && !is_silent(inner)) {
-        unknown(inner);
-      } else if (!object || may_hold_experts(inner.key())) {
+      if (!object) {
         find_clamps(inner);
+      } else if (looks_like_clamp(inner.key()) && !is_silent(inner)) {
+        unknown(inner);
+      } else if (names_experts(inner.key())) {
+        read_member(inner, true);
+      } else if (may_hold_experts(inner.key())) {
+        find_clamps(inner);
+        if (names_functions_ && names_function_of_experts(inner)) {
+          functions_inside_.push_back(&inner);
+        }
       }
     }
+  }
+
+  [[nodiscard]] bool is_language(json_value const& value) const {
+    return std::find(objects_.begin(), objects_.end(), &value) != objects_.end();
+  }
+
+  static bool names_function_of_experts(json_value const& member) {
+    if (!member.is(json_kind::text) || !names_function(member.text())) return false;
+    return std::none_of(activation_keys().begin(), activation_keys().end(),
+                        [&](activation_key const& row) {
+                          return row.role == activation_role::elsewhere && row.key == member.key();
+                        });
+  }
+
+  /// A text that names a function, or a list with one.
+  static bool holds_function(json_value const& value) {
+    if (value.is(json_kind::text)) return names_function(value.text());
+    return value.is(json_kind::array) &&
+           std::any_of(value.begin(), value.end(), [](json_value const& item) {
+             return item.is(json_kind::text) && names_function(item.text());
+           });
   }
 
   void unknown(json_value const& member) {
@@ -114,8 +153,7 @@ class activation_reader {
 
   /// Of what is about experts, the objects in it, and those of its lists.
   void read_inside(json_value const& value) {
-    bool const visited = std::find(objects_.begin(), objects_.end(), &value) != objects_.end();
-    if (value.is(json_kind::object) && !visited) {
+    if (value.is(json_kind::object) && !is_language(value)) {
       for (json_value const& member : value) read_member(member, true);
     } else if (value.is(json_kind::array)) {
       for (json_value const& item : value) read_inside(item);
@@ -157,6 +195,8 @@ class activation_reader {
 
   model_config const& model_;
   std::vector<json_value const*> objects_;
+  std::vector<json_value const*> functions_inside_;  ///< named in objects that are not read
+  bool names_functions_ = true;
   fact<std::string> for_experts_;
   fact<std::string> for_all_;
   activation_facts result_;

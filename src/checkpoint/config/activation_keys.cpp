@@ -1,7 +1,5 @@
 #include "checkpoint/config/activation_keys.hpp"
 
-#include <algorithm>
-
 namespace moe64::checkpoint {
 namespace {
 
@@ -90,99 +88,9 @@ constexpr activation_family families[] = {
      .source = "MuseSparkExperts: post_expert_norm"},
 };
 
-/// Words that alone make a key look like an activation.
-constexpr std::string_view strong_words[] = {
-    "act",   "activation", "activations", "clamp",   "clamped",   "clamping", "clamps",
-    "clip",  "clipping",   "clips",       "geglu",   "gelu",      "glu",      "nonlinearity",
-    "reglu", "relu",       "relu2",       "silu",    "situ",      "softcap",  "softcapping",
-    "swish", "softcaps",   "swiglu",      "swiglus", "softcapped"};
-/// Of these, what clamps: it counts in objects of the config that nothing else is read from, too.
-constexpr std::string_view clamp_words[] = {
-    "clamp",   "clamped",    "clamping",    "clamps",   "clip",   "clipping", "clips",
-    "softcap", "softcapped", "softcapping", "softcaps", "swiglu", "swiglus"};
-/// Words that do beside a word of experts, or as the whole key.
-constexpr std::string_view weak_words[] = {
-    "alpha", "alphas", "beta",       "cap",         "caps",  "gain",   "gains",
-    "limit", "limits", "multiplier", "multipliers", "scale", "scales", "scaling"};
-/// Words that do beside "expert" or "experts": what is done to the result of each.
-constexpr std::string_view result_words[] = {"layernorm", "norm", "norms", "rmsnorm"};
-constexpr std::string_view expert_words[] = {"down", "expert", "experts", "feed",
-                                             "ffn",  "gate",   "inter",   "intermediate",
-                                             "mlp",  "moe",    "routed",  "up"};
-/// Words of other parts of a model: keys with one of them say nothing about routed experts.
-constexpr std::string_view other_words[] = {
-    "attention", "attn",   "audio", "classifier", "conv", "embedding", "final", "head",  "image",
-    "logit",     "logits", "mamba", "projector",  "rope", "router",    "ssm",   "video", "vision"};
-constexpr std::string_view shared_words[] = {"share", "shared"};
-
-constexpr std::string_view separators = "_-. ";
-
-bool is_upper(char c) noexcept { return c >= 'A' && c <= 'Z'; }
-
-/// Whether a word of a file is this one, which is in small letters.
-bool same_word(std::string_view found, std::string_view word) noexcept {
-  return std::equal(found.begin(), found.end(), word.begin(), word.end(),
-                    [](char a, char b) { return (is_upper(a) ? a - 'A' + 'a' : a) == b; });
-}
-
-template <std::size_t Count>
-bool is_any(std::string_view found, std::string_view const (&list)[Count]) noexcept {
-  return std::any_of(std::begin(list), std::end(list),
-                     [&](std::string_view word) { return same_word(found, word); });
-}
-
-/// Any word of a key that is in the list: words lie between underscores, dashes, dots and blanks,
-/// and in one of those a capital behind a small letter begins another ("swigluLimit", "SiLU").
-template <std::size_t Count>
-bool has_any(std::string_view key, std::string_view const (&list)[Count]) noexcept {
-  while (!key.empty()) {
-    std::size_t const end = std::min(key.find_first_of(separators), key.size());
-    std::string_view const word = key.substr(0, end);
-    if (is_any(word, list)) return true;
-    for (std::size_t begin = 0, i = 1; i <= word.size(); ++i) {
-      if (i < word.size() && (!is_upper(word[i]) || is_upper(word[i - 1]))) continue;
-      if (is_any(word.substr(begin, i - begin), list)) return true;
-      begin = i;
-    }
-    key.remove_prefix(std::min(key.size(), end + 1));
-  }
-  return false;
-}
-
-/// About another part of the model.
-bool is_elsewhere(std::string_view key) noexcept {
-  constexpr std::string_view routed[] = {"routed"};
-  return has_any(key, other_words) || (has_any(key, shared_words) && !has_any(key, routed));
-}
-
-bool is_one_word(std::string_view key) noexcept {
-  return key.find_first_of(separators) == std::string_view::npos;
-}
-
 }  // namespace
 
 std::span<activation_key const> activation_keys() noexcept { return keys; }
 std::span<activation_family const> activation_families() noexcept { return families; }
-
-bool names_experts(std::string_view key) noexcept {
-  return has_any(key, expert_words) && !is_elsewhere(key);
-}
-
-bool looks_like_clamp(std::string_view key) noexcept {
-  return !is_elsewhere(key) && has_any(key, clamp_words);
-}
-
-bool may_hold_experts(std::string_view key) noexcept {
-  constexpr std::string_view storage[] = {"quantization", "compression"};
-  return !is_elsewhere(key) && !has_any(key, storage);
-}
-
-bool looks_like_activation(std::string_view key, bool of_experts) noexcept {
-  constexpr std::string_view each[] = {"expert", "experts"};
-  if (is_elsewhere(key)) return false;
-  bool const experts = of_experts || has_any(key, expert_words);
-  return has_any(key, strong_words) || (has_any(key, each) && has_any(key, result_words)) ||
-         ((experts || is_one_word(key)) && has_any(key, weak_words));
-}
 
 }  // namespace moe64::checkpoint

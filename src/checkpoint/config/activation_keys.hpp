@@ -28,17 +28,6 @@ struct activation_key {
 };
 [[nodiscard]] std::span<activation_key const> activation_keys() noexcept;
 
-/// Whether a key looks as if it changed what routed experts compute: an activation, limit, clamp,
-/// softcap, alpha or scale. `of_experts`: it is inside an object that is about them.
-[[nodiscard]] bool looks_like_activation(std::string_view key, bool of_experts) noexcept;
-/// The same of a key in an object that may be about anything: only a clamp, cap or limit.
-[[nodiscard]] bool looks_like_clamp(std::string_view key) noexcept;
-/// Whether an object of that name may hold something about experts further inside: a part of the
-/// model that sees no images or sounds, and nothing about how weights are stored.
-[[nodiscard]] bool may_hold_experts(std::string_view key) noexcept;
-/// Whether an object of that name is about experts: "ffn_config".
-[[nodiscard]] bool names_experts(std::string_view key) noexcept;
-
 /// What a family does whatever its config says, and what it does where its config is silent.
 struct activation_family {
   std::string_view model_types;            ///< separated by blanks

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string_view>
+#include <vector>
 
 namespace moe64::checkpoint {
 namespace {
@@ -32,11 +33,14 @@ bool is_positive(float value) { return value > 0.0F && std::isfinite(value); }
 
 layer_activation refused(errc code, std::string text) { return {{}, code, std::move(text)}; }
 
-activation_family const* family_of(model_config const& config) {
+/// The families of the model and of its language part: none, one, or two that contradict each
+/// other.
+std::vector<activation_family const*> families_of(model_config const& config) {
+  std::vector<activation_family const*> result;
   for (activation_family const& family : activation_families()) {
-    if (config.is_one_of(family.model_types)) return &family;
+    if (config.is_one_of(family.model_types)) result.push_back(&family);
   }
-  return nullptr;
+  return result;
 }
 
 class activation_finder {
@@ -47,7 +51,8 @@ class activation_finder {
         facts_(config.activation),
         assumed_(assumed),
         query_(query),
-        family_(family_of(config)) {}
+        families_(families_of(config)),
+        family_(families_.empty() ? nullptr : families_.front()) {}
 
   [[nodiscard]] layer_activation find() const {
     if (assumed_.activation) return checked_gate(*assumed_.activation);
@@ -65,6 +70,12 @@ class activation_finder {
       return refused(errc::invalid_argument,
                      fmt::format("{}; the activation of the experts is therefore not known; {}",
                                  facts_.contradiction, way_out));
+    }
+    if (families_.size() > 1) {
+      return refused(errc::invalid_argument,
+                     fmt::format("the model is of type '{}', but its language part of type '{}', "
+                                 "whose experts compute something else; {}",
+                                 config_.model_type, config_.text_model_type, way_out));
     }
     if (family_ != nullptr && !family_->refusal.empty()) {
       return refused(errc::unsupported, fmt::format("in models of type '{}' {}", config_.model_type,
@@ -194,6 +205,7 @@ class activation_finder {
   activation_facts const& facts_;
   assumptions const& assumed_;
   activation_query const& query_;
+  std::vector<activation_family const*> families_;
   activation_family const* family_;
 };
 

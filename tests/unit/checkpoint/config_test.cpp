@@ -1,4 +1,5 @@
 #include "checkpoint/config/activation_keys.hpp"
+#include "checkpoint/config/activation_words.hpp"
 #include "checkpoint/config/assumptions.hpp"
 #include "checkpoint/config/layer_activation.hpp"
 #include "checkpoint/config/model_config.hpp"
@@ -320,25 +321,91 @@ TEST(layer_activation, what_is_not_understood_is_named_wherever_it_stands) {
   EXPECT_THAT(refusal(R"("expert_kinds": [{"limit": 7}])"), HasSubstr("expert_kinds[0].limit"));
   EXPECT_THAT(refusal(R"("thinker_config": {"text_config": {"swiglu_limit": 7}})"),
               HasSubstr("thinker_config.text_config.swiglu_limit"));
-  EXPECT_THAT(refusal(R"("block_configs": [{"ffn": {"hidden_act": "gelu", "softcap": 3}}])"),
+  EXPECT_THAT(refusal(R"("block_configs": [{"ffn": {"softcap": 3}}])"),
               HasSubstr("block_configs[0].ffn.softcap"));
+  EXPECT_THAT(refusal(R"("block_configs": [{"ffn": {"hidden_act": "gelu"}}])"),
+              HasSubstr("block_configs[0].ffn.hidden_act"));
+  EXPECT_THAT(refusal(R"("layer_configs": {"0": {"limit": 7}})"),
+              HasSubstr("layer_configs.0.limit"));
+  EXPECT_THAT(refusal(R"("thinker_config": {"expert_scale": 7})"),
+              HasSubstr("thinker_config.expert_scale"));
   EXPECT_EQ(refusal(R"("vision_config": {"hidden_act": "gelu", "clip_limit": 2})"), "");
   EXPECT_EQ(refusal(R"("talker_config": {"hidden_act": "silu"}, "moe_activation": {})"), "");
   EXPECT_EQ(refusal(R"("quantization_config": {"activation_clip": 7})"), "");
 }
 
+TEST(layer_activation, a_function_under_any_name_is_not_passed_over) {
+  std::string const base = R"("model_type": "a", "hidden_act": "silu", )";
+  auto const refusal = [&](std::string const& member) {
+    return activation_in(base + member).refusal;
+  };
+  EXPECT_THAT(refusal(R"("mlp_type": "GELU")"), HasSubstr("mlp_type is 'GELU'"));
+  EXPECT_THAT(refusal(R"("expert_kinds": ["silu", "gelu"])"),
+              HasSubstr("expert_kinds is an array"));
+  EXPECT_THAT(refusal(R"("moe": {"experts": {"type": "relu2"}})"), HasSubstr("moe.experts.type"));
+  for (std::string_view const place :
+       {R"("decoder_config": {"hidden_act": "gelu"})", R"("layers": [{"hidden_act": "gelu"}])",
+        R"("thinker_config": {"text_config": {"hidden_act": "gelu"}})",
+        R"("text_config": {"text_config": {"hidden_act": "gelu"}})"}) {
+    EXPECT_THAT(refusal(std::string(place)), HasSubstr("hidden_act is 'gelu'")) << place;
+  }
+  EXPECT_EQ(refusal(R"("decoder_config": {"hidden_act": "silu"})"), "");
+  EXPECT_EQ(refusal(R"("moe_router_type": "relu", "scoring_func": "sigmoid")"), "");
+  // beside a language part these are the functions of other towers
+  EXPECT_EQ(refusal(R"("text_config": {"hidden_act": "silu"}, "encoder": {"hidden_act": "gelu"})"),
+            "");
+}
+
+TEST(layer_activation, two_families_in_one_config_are_refused) {
+  EXPECT_THAT(activation_in(R"("model_type": "deepseek_v4", "swiglu_limit": 10.0,
+                               "text_config": {"model_type": "gpt_oss"})")
+                  .refusal,
+              HasSubstr("of type 'deepseek_v4', but its language part of type 'gpt_oss'"));
+  EXPECT_THAT(activation_in(R"("model_type": "a", "hidden_act": "silu",
+                               "text_config": {"model_type": 7})")
+                  .refusal,
+              HasSubstr("text_config.model_type is an integer"));
+}
+
 TEST(activation_keys, words_are_found_however_a_key_is_spelt) {
-  for (std::string_view const key :
-       {"swigluLimit", "SwiGLU_limit", "expertSoftcap", "hiddenAct", "SiLU-cap", "mlp_multipliers",
-        "ffn_nonlinearity", "gate_clip", "expert_output_gain", "post_expert_norm", "limit", "alpha",
-        "shared_and_routed_swiglu_limit", "moe_activation", "ACT"}) {
+  for (std::string_view const key : {"swigluLimit",
+                                     "SwiGLU_limit",
+                                     "expertSoftcap",
+                                     "hiddenAct",
+                                     "SiLU-cap",
+                                     "mlp_multipliers",
+                                     "ffn_nonlinearity",
+                                     "gate_clip",
+                                     "expert_output_gain",
+                                     "post_expert_norm",
+                                     "limit",
+                                     "alpha",
+                                     "shared_and_routed_swiglu_limit",
+                                     "moe_activation",
+                                     "ACT",
+                                     "swiglulimits",
+                                     "SwiGLULimit",
+                                     "gatesoftcap",
+                                     "soft_cap",
+                                     "swiglu:limit",
+                                     "moe/limit",
+                                     "swi\u200bglu2_limit",
+                                     "FFNScale",
+                                     "w1_limit",
+                                     "gate_bound",
+                                     "mlp_threshold",
+                                     "per_layer_limits",
+                                     "moehiddenact",
+                                     "swigluoai",
+                                     "non_linearity",
+                                     "xielu_alpha"}) {
     EXPECT_TRUE(looks_like_activation(key, false)) << key;
   }
   for (std::string_view const key :
        {"num_experts", "norm_topk_prob", "routerScale", "shared_expert_swiglu_limit",
         "rms_norm_eps", "expert_capacity_factor", "max_position_embeddings", "attention_multiplier",
-        "factory", "use_cache", "activated_experts", "moe_intermediate_size",
-        "initializer_range"}) {
+        "factory", "use_cache", "activated_experts", "moe_intermediate_size", "initializer_range",
+        "n_layers_in_prelude", "expert_layer_offset", "attnLogitSoftcap"}) {
     EXPECT_FALSE(looks_like_activation(key, false)) << key;
   }
 }
