@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace moe64::checkpoint {
@@ -27,6 +28,10 @@ struct convert_environment {
 [[nodiscard]] convert_preview preview_files(checkpoint_reader::state const& from,
                                             std::string const& out, convert_options const& options,
                                             stream where, convert_environment const& environment);
+
+/// Whether a file of this name says how the tensors beside it are read: a conversion writes its own,
+/// and what others say is not true of its result.
+[[nodiscard]] bool describes_tensors(std::string_view name) noexcept;
 
 /// Files of the source folder that belong to no tensor: tokenizer, templates, licences. Weights in
 /// other formats or outside of the checkpoint, hidden files and folders stay behind; `notes` says

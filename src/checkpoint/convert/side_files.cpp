@@ -22,12 +22,6 @@ bool has_weights(std::string_view name) {
                      [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-/// Written anew, or no longer true.
-bool is_described(std::string_view name) {
-  return name == "config.json" || name == "params.json" || name == "hf_quant_config.json" ||
-         name.ends_with(".safetensors.index.json") || name.ends_with(".bin.index.json");
-}
-
 bool is_shard(folder const& source, std::string_view name) {
   return std::any_of(source.shards().begin(), source.shards().end(),
                      [&](shard const& file) { return file.name == name; });
@@ -37,6 +31,11 @@ bool is_shard(folder const& source, std::string_view name) {
 bool is_own(std::string_view name) { return name.starts_with(".moe64"); }
 
 }  // namespace
+
+bool describes_tensors(std::string_view name) noexcept {
+  return name == "config.json" || name == "params.json" || name == "hf_quant_config.json" ||
+         name.ends_with(".safetensors.index.json") || name.ends_with(".bin.index.json");
+}
 
 std::vector<std::string> side_files_of(file_system const& files, folder const& source,
                                        std::vector<std::string>& notes) {
@@ -49,7 +48,7 @@ std::vector<std::string> side_files_of(file_system const& files, folder const& s
   std::sort(names.begin(), names.end());
   std::vector<std::string> kept;
   for (std::string const& name : names) {
-    if (is_described(name) || is_shard(source, name) || is_own(name)) continue;
+    if (describes_tensors(name) || is_shard(source, name) || is_own(name)) continue;
     file_status status;
     if (name.ends_with(".safetensors")) {
       notes.push_back(

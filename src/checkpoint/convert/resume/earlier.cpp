@@ -1,5 +1,6 @@
 #include "checkpoint/convert/resume/earlier.hpp"
 
+#include "checkpoint/convert/files.hpp"
 #include "checkpoint/findings/quoted.hpp"
 #include "core/fail.hpp"
 
@@ -45,7 +46,8 @@ earlier_output::earlier_output(file_system const& files, std::string const& fold
   std::vector<std::string> in_the_way = survey_.foreign;
   if (changed_.empty()) {
     std::erase_if(in_the_way, [&](std::string const& name) {
-      return std::find(outputs.begin(), outputs.end(), name) == outputs.end();
+      return !describes_tensors(name) &&
+             std::find(outputs.begin(), outputs.end(), name) == outputs.end();
     });
   }
   if (!in_the_way.empty()) {

@@ -234,8 +234,10 @@ TEST_F(convert_resume, starting_over_removes_no_file_that_it_did_not_write) {
 TEST_F(convert_resume, going_on_overwrites_no_file_that_it_did_not_write) {
   convert_a_part("out");
   fs::path const out = parent_.path() / "out";
+  // the last three are no outputs, but would say how the result is read
   for (std::string const name : {"config.json", "tokenizer.json", "model.safetensors.index.json",
-                                 "model-00004-of-00004.safetensors"}) {
+                                 "model-00004-of-00004.safetensors", "hf_quant_config.json",
+                                 "params.json", "consolidated.safetensors.index.json"}) {
     put("out", name, "somebody else's");
     auto const before = contents(out);
     EXPECT_MOE64_ERROR(convert("out"), errc::invalid_argument, "'" + name + "'", "not what");
