@@ -22,6 +22,17 @@ std::size_t prefix_of(std::string_view text, std::size_t count) {
 
 }  // namespace
 
+std::string printable_message(std::string_view text) {
+  std::string out;
+  while (true) {
+    std::size_t const end = std::min(text.find('\n'), text.size());
+    out += printable(text.substr(0, end));
+    if (end == text.size()) return out;
+    out += '\n';
+    text.remove_prefix(end + 1);
+  }
+}
+
 std::size_t columns(std::string_view text) {
   return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
     return (static_cast<unsigned char>(c) & 0xc0U) !=

@@ -9,6 +9,10 @@
 
 namespace moe64::cli {
 
+/// printable() of a message of the library: its own ends of lines stay. What comes from files has
+/// none left by then.
+[[nodiscard]] std::string printable_message(std::string_view text);
+
 /// Columns of a terminal that printable text takes, one for each character.
 [[nodiscard]] std::size_t columns(std::string_view text);
 

@@ -109,7 +109,7 @@ template <class Body>
     body();
     return {};
   } catch (error const& e) {
-    return {exit_code_of(e.code()), std::string(name(e.code())), printable(e.what())};
+    return {exit_code_of(e.code()), std::string(name(e.code())), printable_message(e.what())};
   } catch (std::bad_alloc const&) {
     return {exit_code::out_of_memory, "out_of_memory", "the system has no memory left"};
   } catch (std::system_error const& e) {

@@ -304,7 +304,9 @@ class Check(unittest.TestCase):
         done = subprocess.run([TOOL, "check", str(self.folder)], capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, USAGE, done.stderr)
         self.assertIn("2 of 4 files cannot be used", done.stderr)
-        self.assertIn(names[1], done.stderr)
+        lines = done.stderr.splitlines()
+        self.assertEqual(len(lines), 3, done.stderr)
+        self.assertIn(names[1], lines[1])
         self.assertIn(names[3] + ": is a Git LFS pointer, not the file of '5368709120' bytes", done.stderr)
 
     def test_texts_of_files_cannot_become_markup(self):
