@@ -61,6 +61,12 @@ void judge_global(scan_item const& item, scan_result const& result, findings& fo
               quoted(item.global->name), *result.global);
 }
 
+/// One that adds 1 to its weight begins at zero, and does not stay there.
+bool is_norm(scan_item const& item) {
+  return item.role == scan_role::other && item.values->shape.size() == 1 &&
+         item.values->name.ends_with("norm.weight");
+}
+
 void judge_values(scan_item const& item, value_counts const& counts, findings& found) {
   std::string_view const tensor = item.values->name;
   if (counts.non_finite > 0 && is_codes(item.kind)) {
@@ -72,11 +78,12 @@ void judge_values(scan_item const& item, value_counts const& counts, findings& f
                 "tensor {}{}: {} of {} {} numbers are NaN or infinite", quoted(tensor),
                 slice_text(item), counts.non_finite, counts.elements, name(item.values->type));
   }
-  if (!is_matrix(item) && !is_plain_weight(item)) return;
-  if (counts.elements > 0 && counts.largest == 0.0) {
+  bool const weights = is_matrix(item) || is_plain_weight(item);
+  if ((weights || is_norm(item)) && counts.elements > 0 && counts.largest == 0.0) {
     found.warning("all-zero", tensor, "tensor {}{}: all {} elements are zero", quoted(tensor),
                   slice_text(item), counts.elements);
   }
+  if (!weights) return;
   bool const large_blocks = item.kind == value_kind::e4m3 && item.scales != nullptr &&
                             block_elements(item) >= least_block;
   double const share = static_cast<double>(counts.saturated) /

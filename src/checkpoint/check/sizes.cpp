@@ -18,6 +18,9 @@ constexpr double largest_plain_rms = 1e4;
 constexpr double unusual_size = 8.0;
 /// The same for other weights: attention, routers, dense layers.
 constexpr double unusual_other_size = 16.0;
+/// How far all experts may be from all the others. In trained models they are within a factor
+/// of 10.
+constexpr double unusual_experts_size = 64.0;
 constexpr index_t least_layers = 3;  ///< of two nobody knows which is the odd one
 
 bool is_far(double one, double usual, double factor) {
@@ -88,6 +91,28 @@ void judge_projections(std::map<std::string_view, double> const& sizes, findings
                 "times as large",
                 most->first, most->second, least->first, least->second,
                 most->second / least->second);
+}
+
+/// Experts of the whole checkpoint, and what is beside them. Not when they are wrong by themselves.
+void judge_experts(scanned const& all, std::map<std::string_view, double> const& sizes,
+                   findings& found) {
+  std::vector<double> experts;
+  for (auto const& [projection, size] : sizes) experts.push_back(size);
+  std::vector<double> others;
+  for (std::size_t i = 0; i < all.plan.items.size(); ++i) {
+    scan_item const& item = all.plan.items[i];
+    if (item.role != scan_role::dense && !is_plain_weight(item)) continue;
+    if (double const size = weight_rms(item, all.results[i]); size > 0.0) others.push_back(size);
+  }
+  if (std::ssize(others) < least_layers) return;
+  double const size = median_of(experts);
+  double const usual = median_of(others);
+  if (size > largest_rms || !is_far(size, usual, unusual_experts_size)) return;
+  found.warning(
+      "experts-size", "",
+      "the weights of the routed experts are about {:.3g} (root mean square), {:.3g} times "
+      "the others, which are about {:.3g}: a factor of all scales is lost",
+      size, size / usual, usual);
 }
 
 /// "model.layers.*.self_attn.q_proj.weight": what the tensors of all layers have in common.
@@ -165,6 +190,7 @@ void compare_sizes(scanned const& all, std::span<layer_statistics const> layers,
   }
   found.set_place({});
   judge_projections(usual, found);
+  judge_experts(all, usual, found);
   compare_others(all, found);
 }
 
