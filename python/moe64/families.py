@@ -211,12 +211,21 @@ def call_of(module: nn.Module) -> "str | None":
 _told: set[type] = set()
 
 
+def _is_called_experts(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Experts")
+
+
+def _holds_experts_of_its_own(module: nn.Module) -> bool:
+    """A mixture of experts that has no module of experts: Doge's are embeddings, VitPose's a list of layers."""
+    return type(module).__name__.endswith(("MoE", "Moe", "MoeBlock")) and not any(map(_is_called_experts, module.modules()))
+
+
 def tell_unserved(model: nn.Module) -> None:
     """Warns, once for each class, of experts that no experts implementation reaches."""
     for module in model.modules():
         kind = type(module)
-        named = kind.__name__.endswith("Experts") and not kind.__name__.endswith("SharedExperts")
-        if not named or kind.__module__.startswith("moe64."):
+        routed = _is_called_experts(module) and not kind.__name__.endswith("SharedExperts")
+        if not (routed or _holds_experts_of_its_own(module)) or kind.__module__.startswith("moe64."):
             continue
         if is_decorated(module) or kind in _told:
             continue

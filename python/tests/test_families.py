@@ -57,6 +57,7 @@ EAGER = {
     "granitemoeshared.GraniteMoeSharedParallelExperts": ("GraniteMoeSharedModel", {"num_local_experts": 4,
                                                                                    "intermediate_size": 24}),
     "jetmoe.JetMoeParallelExperts": ("JetMoeModel", {"num_local_experts": 4, "intermediate_size": 24, "kv_channels": 16}),
+    "doge.DogeCDMoE": ("DogeModel", {"is_moe": True, "intermediate_size": 64, "num_experts": 16, "num_experts_per_tok": 2}),
     "longcat_flash.LongcatFlashExperts": ("LongcatFlashModel", {"num_layers": 1, "n_routed_experts": 4}),
     "nllb_moe.NllbMoeExperts": ("NllbMoeModel", {"num_experts": 2, "encoder_layers": 4, "decoder_layers": 4, "d_model": 64,
                                                  "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}),
@@ -64,15 +65,21 @@ EAGER = {
                                                     "mlp_layer_types": ["sparse", "sparse"]}),
     "switch_transformers.SwitchTransformersExperts": ("SwitchTransformersModel", {"num_experts": 2, "d_model": 64,
                                                                                   "d_ff": 24}),
+    "vitpose_backbone.VitPoseNaiveMoe": ("VitPoseBackbone", {"num_experts": 2, "part_features": 16}),
 }
 NOT_ROUTED = {"inkling.InklingSharedExperts": "all tokens pass through them"}
 PLACED = {*FUSED, *UNFUSED, *EAGER, *NOT_ROUTED}
 
 
 def installed():
-    """family.Class of every class of Transformers that is called ...Experts."""
-    return {f"{file.parent.name}.{name}" for file in MODELS.glob("*/modeling_*.py")
-            for name in re.findall(r"^class (\w+Experts)\(", file.read_text(), re.MULTILINE)}
+    """family.Class of every class of Transformers that is called ...Experts; ...MoE of families that have none."""
+    found = set()
+    for file in MODELS.glob("*/modeling_*.py"):
+        text = file.read_text()
+        names = re.findall(r"^class (\w+Experts)\(", text, re.MULTILINE) or re.findall(
+            r"^class (\w+(?:MoE|Moe|MoeBlock))\(", text, re.MULTILINE)
+        found |= {f"{file.parent.name}.{name}" for name in names}
+    return found
 
 
 def class_of(place):
