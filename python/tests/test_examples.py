@@ -1,4 +1,4 @@
-"""The programs in examples/ and the example in README.md run and end well."""
+"""The programs in examples/, the example in README.md and the tutorial run, and print what their pages say."""
 
 import importlib.util
 import os
@@ -50,3 +50,32 @@ def test_the_example_in_the_readme(tmp_path):
     path = tmp_path / "readme.py"
     path.write_text(program)
     assert run(path).split() == ["torch.Size([5,", "64])", "True"]
+
+
+NUMBER = r"\d+(?:\.\d+)?(?:e-\d+)?"
+
+
+def test_the_tutorial_of_fine_tuning(tmp_path, monkeypatch):
+    """Its commands of the tool, then its blocks of Python as one program; lines about losses and roundings may differ in the
+    values, by a tenth and by three times."""
+    for module in ("transformers", "peft", "compressed_tensors"):
+        pytest.importorskip(module)
+    page = (ROOT / "docs" / "tutorial-finetune.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^python (-m moe64 .*)$", "".join(text for kind, text in blocks if kind == "sh"), re.M)
+    assert len(commands) == 2
+    for command in commands:
+        run(*command.split())
+    (tmp_path / "tutorial.py").write_text("\n".join(text for kind, text in blocks if kind == "python"))
+    printed = run("tutorial.py").splitlines()
+    stated = "".join(text for kind, text in blocks if kind == "").splitlines()
+    assert len(printed) == len(stated) == 10, printed
+    for line, says in zip(printed, stated):
+        if not says.startswith(("step ", "merged: ")):
+            assert line == says
+            continue
+        assert re.sub(NUMBER, "#", line) == re.sub(NUMBER, "#", says)
+        for value, said in zip(re.findall(NUMBER, line), re.findall(NUMBER, says)):
+            assert float(value) == pytest.approx(float(said), rel=0.1) or (
+                says.startswith("merged: ") and float(value) < 3 * float(said)), line
