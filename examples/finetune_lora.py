@@ -4,9 +4,9 @@
     python examples/finetune_lora.py --model PATH ...     # a checkpoint of yours
     python examples/finetune_lora.py --device cuda
 
-Makes a small random checkpoint (`moe64 synth`), loads it with Transformers and its experts as codes, trains LoRA beside
-them, saves the adapter with PEFT, loads it again, and checks it against a bf16 copy of the checkpoint with the adapter
-merged. Writes the adapter, the bf16 copy and loss.png to --out.
+Makes a small random checkpoint (`moe64 synth`), loads it with Transformers and its experts as codes, trains LoRA, saves the
+adapter with PEFT, loads it again, and checks it against a bf16 copy of the checkpoint with the adapter merged. Writes the
+adapter, the bf16 copy and loss.png to --out. docs/tutorial-finetune.md explains each step.
 
 Needs torch, transformers, peft and tqdm. Without compressed-tensors the tiny model is one of FP8 blocks; without
 matplotlib there is no loss.png.
@@ -85,7 +85,7 @@ def plot(losses: list[float], path: Path) -> None:
     from matplotlib import pyplot
     figure, axes = pyplot.subplots(figsize=(7, 4))
     axes.plot(losses)
-    axes.set(xlabel="step", ylabel="loss", title="LoRA beside FP8 experts")
+    axes.set(xlabel="step", ylabel="loss", title="LoRA on FP8 experts")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120, bbox_inches="tight")
 

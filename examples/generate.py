@@ -1,6 +1,6 @@
 """Generates text with the experts of a model in moe64, and compares with Transformers' own.
 
-    python examples/generate.py                                   # a tiny random FP8 model: token numbers, not words
+    python examples/generate.py                                   # a tiny random FP8 model: token ids, not words
     python examples/generate.py --model PATH --prompt "Hello"     # a checkpoint of yours
     python examples/generate.py --model PATH --adapter finetuned/adapter
 

@@ -51,7 +51,7 @@ def main() -> int:
     ok &= said("the block is stated: 130 rows in blocks of 128 are 128 and 2, not 65 and 65",
                torch.equal(weight_dequant_block(odd, scales, 128, torch.float32)[127], odd[127].float() * scales[0]))
     bias = torch.randn(130)
-    ok &= said("bias is kept beside a grid of blocks",
+    ok &= said("bias is kept with a grid of blocks",
                bool((fp8_linear(x[:, :64], odd, scales, bias) - fp8_linear(x[:, :64], odd, scales) - bias).abs().max()
                     < 1e-4))
     ok &= said("inputs of three dimensions, ids and weights with them",

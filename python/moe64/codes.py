@@ -31,7 +31,7 @@ class CodeExperts(nn.Module):
     """Experts whose weights are the codes of a checkpoint: what from_pretrained and keep_codes put in place of expanded stacks.
 
     Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, and are
-    frozen; the scales lie beside them as buffers. It does what the class of `own`, the module in whose place it stands,
+    frozen; their scales are buffers. It does what the class of `own`, the module in whose place it stands,
     does: a gate that is not known and a norm behind the experts stay that module's, and `activation` is None.
 
         >>> experts = moe64.transformers.CodeExperts(moe64.load_experts(path, layer=3, fused=True))
@@ -64,7 +64,7 @@ class CodeExperts(nn.Module):
             self._do_as(own)
 
     def _do_as(self, own: nn.Module) -> None:
-        """Takes over what a class of Transformers does besides its products, or refuses."""
+        """Takes over what a class of Transformers does around its matrix products, or refuses."""
         name = type(own).__name__
         self._sorted = _call_of(own) == "sorted"
         for what, has in (("has_gate", self.has_gate), ("has_bias", self.has_bias)):
@@ -75,8 +75,8 @@ class CodeExperts(nn.Module):
                                    "input")
         more = [key for key in (*own._parameters, *own._buffers) if not key.startswith(_STACKS)]
         if more:
-            raise UnsupportedError(f"[transformers] {name} has {', '.join(more)} beside its projections: moe64 does not know "
-                                   "what they do")
+            raise UnsupportedError(f"[transformers] {name} has {', '.join(more)} in addition to its projections: moe64 does "
+                                   "not know what they do")
         act, stated = Activation("silu_glu") if self._sorted else families.activation_of(own), self.activation
         if act is not None and not _same(act, stated):
             warnings.warn(f"[transformers] {name} computes {act}, where the files state {stated}: the class is followed",
@@ -177,10 +177,10 @@ def _layers_of(model: nn.Module, path: "str | os.PathLike[str]") -> Iterator[tup
             if layer["sound"] and layer["down"]["type"] not in ("f32", "bf16", "f16")}
     found = 0
     for name, module in list(model.named_modules()):
-        numbers = [int(word) for word in name.split(".") if word.isdigit()]
-        if name.endswith(".experts") and len(numbers) == 1 and numbers[0] in have:
+        indices = [int(word) for word in name.split(".") if word.isdigit()]
+        if name.endswith(".experts") and len(indices) == 1 and indices[0] in have:
             found += 1
-            yield name, module, numbers[0], have[numbers[0]]["experts"]
+            yield name, module, indices[0], have[indices[0]]["experts"]
     if have and not found:
         raise InvalidArgumentError(f"[transformers] {path} has quantised experts, but {type(model).__name__} has no module "
                                    "'...<layer>...experts' for any of them")
@@ -303,8 +303,8 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
 
 
 def _require_no_codes(model: Any, path: "str | os.PathLike[str]", options: dict[str, Any]) -> None:
-    """Where config.json states no quantisation, as beside ModelOpt's hf_quant_config.json, Transformers takes codes for
-    numbers and leaves their scales out."""
+    """Where config.json states no quantisation, as with ModelOpt's hf_quant_config.json, Transformers takes codes for
+    values and leaves their scales out."""
     folder = os.path.join(path, options.get("subfolder", ""))
     if not os.path.isdir(folder):
         known = ("subfolder", "revision", "cache_dir", "token", "local_files_only")
@@ -317,13 +317,13 @@ def _require_no_codes(model: Any, path: "str | os.PathLike[str]", options: dict[
     if names:
         raise UnsupportedError(
             f"[transformers] config.json of {path} states no quantisation, but {names[0]} and the other experts are quantised: "
-            "Transformers has read their codes as numbers without scales, and maybe those of other layers. Load a bf16 copy "
+            "Transformers has read their codes as values without scales, and maybe those of other layers. Load a bf16 copy "
             "(moe64 convert --to bf16), or the experts alone with moe64.load_experts")
 
 
 def _executing(model: Any, name: str) -> Any:
-    """Where the device_map lets a module of this name run, if it is not where it lies: the CPU beside a GPU. The disk is
-    refused, because what lies there is the checkpoint, one tensor per expert."""
+    """Where the device_map lets a module of this name run, if it is not where it lies: the CPU of a machine with a GPU. The
+    disk is refused, because what lies there is the checkpoint, one tensor per expert."""
     device_map: dict[str, Any] = getattr(model, "hf_device_map", {"": None})
     entry = max((key for key in device_map if not key or f"{name}.".startswith(f"{key}.")), key=len)
     if device_map[entry] == "disk":
@@ -335,8 +335,8 @@ def _executing(model: Any, name: str) -> Any:
 
 
 def _offload(module: CodeExperts, execution_device: Any) -> None:
-    """As accelerate does with other modules that a device_map puts on the CPU beside a GPU: codes and scales lie in host
-    memory and are copied to the executing device for each call."""
+    """As accelerate does with other modules that a device_map puts on the CPU of a machine with a GPU: codes and scales lie
+    in host memory and are copied to the executing device for each call."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module  # type: ignore[import-untyped]
     add_hook_to_module(module, AlignDevicesHook(execution_device, offload=True, offload_buffers=True))
 
@@ -352,7 +352,7 @@ _save_pretrained, _push_to_hub = hf.PreTrainedModel.save_pretrained, hf.PreTrain
 def _require_names(model: Any, verb: str, own_tensors: bool = False) -> None:
     """Transformers has no names for codes that it did not load: it would write blocks of a wrong shape and scales that no
     loader finds, or stop half-way. Experts inside of PEFT's wrappers it would write under the wrappers' names, and a load
-    would fill them with random numbers; the caller's own tensors may have better ones. With adapters that it holds itself it
+    would fill them with random values; the caller's own tensors may have better ones. With adapters that it holds itself it
     saves those alone."""
     if getattr(model, "_hf_peft_config_loaded", False):
         return

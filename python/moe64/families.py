@@ -133,7 +133,7 @@ def _tried(function: Callable, where: str, name: str, alpha: float, limit: float
 
 @torch.compiler.assume_constant_result
 def _computes(kind: type, where: str, name: str, alpha: float, limit: float) -> bool:
-    """Whether the gate of a class gives `name` when the attributes of its row say so, on numbers."""
+    """Whether the gate of a class gives `name` when the attributes of its row say so, on trial values."""
     return _tried(kind._apply_gate, where, name, alpha, limit)  # type: ignore[attr-defined]
 
 
@@ -150,7 +150,7 @@ def function_of(act_fn: object) -> "str | None":
 
 
 def _limit_of(module: Any, name: str) -> "float | None":
-    """A clamp that is a positive number."""
+    """A clamp that is positive."""
     limit = getattr(module, name, None)
     return float(limit) if isinstance(limit, (int, float)) and 0 < limit < math.inf else None
 

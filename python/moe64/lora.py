@@ -1,4 +1,4 @@
-"""PEFT's LoRA on expert weights (`target_parameters`), computed beside the frozen base instead of added to it.
+"""PEFT's LoRA on expert weights (`target_parameters`), as low-rank products instead of a sum with the frozen base.
 
 PEFT adds the product of both factors to the whole stack of experts before each call; on FP8 codes that sum would ignore
 the scales. While the experts of a model run as "moe64" their adapters are handed over as two thin factors instead:

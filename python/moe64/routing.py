@@ -187,7 +187,7 @@ def plan(expert_ids: torch.Tensor, experts: int, weights: torch.Tensor | None = 
     experts        experts that this plan serves
     weights        [tokens, top_k], differentiable; None: every weight is 1
     capacity       most rows per expert, later slots are dropped and counted; -1: no limit
-    experts_total  ids are below this number; the plan serves [first_expert, first_expert + experts) of them
+    experts_total  ids are below it; the plan serves [first_expert, first_expert + experts) of them
 
         >>> p = moe64.plan(torch.tensor([[0, 2], [1, -1]]), experts=3)
         >>> p.counts()["kept"], p.expert_begin.tolist()

@@ -56,7 +56,7 @@ def _matrix(module: nn.Module, name: str, fused: bool) -> "torch.Tensor | Quanti
     scales = getattr(module, name + "_scale_inv", None)
     if values.is_floating_point() and values.element_size() > 1:
         if scales is not None:
-            raise DtypeMismatchError(f"[transformers] {name} of {type(module).__name__} is {values.dtype} beside a "
+            raise DtypeMismatchError(f"[transformers] {name} of {type(module).__name__} is {values.dtype} with a "
                                      f"{name}_scale_inv: its codes were converted without their scale, as by .to(dtype)")
         return values
     if scales is None:
@@ -183,7 +183,7 @@ def _linear(rows: torch.Tensor, projection: Projection, begin: torch.Tensor, fus
 
 
 def _on_static_grid(module: nn.Module, name: str, rows: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
-    """Rows as numbers that their expert's static activation scale times e4m3 can hold; gradients pass straight through."""
+    """Rows as values that their expert's static activation scale times e4m3 can hold; gradients pass straight through."""
     if getattr(module, "activation_scheme", None) != "static":
         return rows
     scale = getattr(module, name + "_activation_scale", None)

@@ -1,4 +1,4 @@
-"""Adapters beside unsloth, which replaces PEFT's forward and loading, and what adapter files say about the layout of B."""
+"""Adapters with unsloth, which replaces PEFT's forward and loading, and what adapter files say about the layout of B."""
 
 import copy
 import functools
@@ -58,7 +58,7 @@ def outputs(model):
     return [y.detach(), *torch.autograd.grad(y.square().sum(), list(factors.values()), allow_unused=True)]
 
 
-def test_adapters_on_codes_are_seen_beside_unsloths_forward(request):
+def test_adapters_on_codes_are_seen_in_unsloths_forward(request):
     model, _, _ = fp8_adapted()
     expected = outputs(model)
     request.getfixturevalue("unsloth")
@@ -70,7 +70,7 @@ def test_adapters_on_codes_are_seen_beside_unsloths_forward(request):
         assert (model(*CALL) - found[0]).abs().max() > 1e-3, "the adapter does nothing"
 
 
-def test_beside_unsloth_the_active_adapters_count_not_the_first(unsloth):
+def test_with_unsloth_the_active_adapters_count_not_the_first(unsloth):
     model, _, _ = fp8_adapted()
     model.add_adapter("second", LoraConfig(r=2, target_parameters=TARGETS, target_modules=[]))
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_beside_unsloth_the_active_adapters_count_not_the_first(unsloth):
     assert (first - second).abs().max() > 1e-3 and (second - none).abs().max() > 1e-3
 
 
-def test_adapters_on_bfloat16_and_float32_experts_beside_unsloth(unsloth):
+def test_adapters_on_bfloat16_and_float32_experts_with_unsloth(unsloth):
     model = adapted("qwen3_moe")
     results = []
     for implementation in ("moe64", "eager"):

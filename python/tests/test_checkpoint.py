@@ -189,7 +189,7 @@ def test_experts_that_are_codes_from_the_file_on(synth, like, device, monkeypatc
 
 
 def test_layers_in_bf16_stay_with_transformers(tmp_path):
-    """GLM-4.7-Flash has whole layers that are not quantised beside those that are."""
+    """GLM-4.7-Flash has whole layers that are not quantised, and others that are."""
     import moe64.transformers
     pytest.importorskip("compressed_tensors")
     folder = tmp_path / "m"

@@ -196,7 +196,7 @@ def test_a_layer_does_not_wait():
     assert waiting.times == 0, [str(one.message) for one in waiting.warnings]
 
 
-def test_training_beside_codes_adds_no_copy_of_a_stack():
+def test_training_on_codes_adds_no_copy_of_a_stack():
     experts, hidden, inter, tokens = 64, 2048, 1024, 64
     weights = moe64.ExpertWeights(*(moe64.quantize(torch.randn(shape, device="cuda", dtype=torch.bfloat16), "block:128x128")
                                     for shape in ((experts, 2 * inter, hidden), (experts, hidden, inter))))
@@ -247,7 +247,7 @@ def test_a_layer_shaped_like_glm_5_2(scheme):
     def norm(one, other):
         return ((one.float() - other).norm() / other.norm()).item()
 
-    assert moe64.explain(weights, "cuda")[0] == "w8a16"  # beside LoRA, whatever the checkpoint states
+    assert moe64.explain(weights, "cuda")[0] == "w8a16"  # with LoRA, whatever the checkpoint states
     bound = 0.01
     for t in (0, 7, 299):
         token, scale = x[t].detach().float().requires_grad_(), factors[t].detach().requires_grad_()

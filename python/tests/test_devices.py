@@ -22,7 +22,7 @@ PARTS = ["model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.laye
 SETTINGS = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
             "vocab_size": 97, "max_position_embeddings": 64, "intermediate_size": 48, "moe_intermediate_size": 256,
             "num_experts": 6, "num_experts_per_tok": 3}
-# Where the first layer lies, and where all the rest. accelerate executes a layer on "disk", or on "cpu" beside a GPU, on
+# Where the first layer lies, and where all the rest. accelerate executes a layer on "disk", or on "cpu" next to a GPU, on
 # the device of the rest, and brings its weights there for each call.
 SPREADS = {"disk and cpu": ("disk", "cpu"),
            "cpu and cuda": pytest.param(("cpu", 0), marks=pytest.mark.skipif(GPUS < 1, reason="no GPU")),
@@ -227,7 +227,7 @@ def test_an_adapter_that_has_no_memory_is_named(saved, tmp_path):
 
 
 def test_codes_from_the_file_on_lie_where_the_device_map_says(saved, device, tmp_path):
-    """moe64.transformers.from_pretrained: on the CPU beside a GPU codes stay in host memory between calls."""
+    """moe64.transformers.from_pretrained: on the CPU of a machine with a GPU codes stay in host memory between calls."""
     own = moe64.transformers.from_pretrained
     if device.type == "cpu":
         model = load(saved["fp8"], {"": "cpu"}, tmp_path, own)

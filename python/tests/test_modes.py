@@ -9,9 +9,9 @@ import reference
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 E, K = 8, 2
 
-# A number that is rounded to e4m3 is off by 0.41 * 2^-4 of itself, in the root mean square over all mantissas
-# (cli/cases/tolerance.cpp). In w8a8 x has that error, and with it gate and up, as sums of independent errors beside sums of
-# numbers. silu(gate) * up has the errors of both and, as codes, one of its own: in squares 1.07 times that of gate (d^2 times
+# A value that is rounded to e4m3 is off by 0.41 * 2^-4 of itself, in the root mean square over all mantissas
+# (cli/cases/tolerance.cpp). In w8a8 x has that error, and with it gate and up, as sums of independent errors are to sums of
+# values. silu(gate) * up has the errors of both and, as codes, one of its own: in squares 1.07 times that of gate (d^2 times
 # the mean of silu'(g)^2 by that of silu(g)^2, for normal g of deviation d, 1 to 2), and once each of the others. That is
 # 0.045 of y. A tenth of it is left for what is rounded to 16 bits and for chance, which for 96 tokens is a hundredth of it
 # (for 9 tokens a tenth: too few).

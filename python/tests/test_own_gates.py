@@ -78,7 +78,7 @@ def test_keep_codes_keeps_the_gate_and_the_norm_of_the_class(synth, place):  # n
 
 
 def test_keep_codes_follows_the_limit_of_the_class_and_says_so(synth):  # noqa: F811
-    """Configs that leave swiglu_limit out, beside a class that has a default for it."""
+    """Configs that leave swiglu_limit out, and a class that has a default for it."""
     model = with_class(expanded(synth(LIKE), LIKE), of_family("deepseek_v4.DeepseekV4Experts"))
     for _, experts in experts_of(model):
         experts.limit = 0.01
@@ -224,7 +224,7 @@ def test_weights_that_codes_do_not_have_are_refused(synth):  # noqa: F811
         def __init__(self):
             super().__init__()
             self.per_expert_scale = nn.Parameter(torch.ones(4))
-    with pytest.raises(moe64.UnsupportedError, match="More has per_expert_scale beside its projections"):
+    with pytest.raises(moe64.UnsupportedError, match="More has per_expert_scale in addition to its projections"):
         moe64.transformers.CodeExperts(moe64.load_experts(synth(LIKE), 0, fused=True), own=More())
 
 

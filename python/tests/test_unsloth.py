@@ -1,4 +1,4 @@
-"""The stand-ins for unsloth's FP8 functions: every form of scales, grids that are checked, and the calls that fail there."""
+"""Replacements of unsloth's FP8 functions: every form of scales, grids that are checked, and the calls that fail there."""
 
 import pytest
 import torch

@@ -1,1 +1,1 @@
-"""Stand-ins with the signatures of functions that people call today: transformer_engine and unsloth."""
+"""Drop-in replacements of functions that people call today: transformer_engine and unsloth."""

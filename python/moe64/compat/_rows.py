@@ -129,7 +129,7 @@ class Mask:
 
     @staticmethod
     def _read(upto: torch.Tensor, *more: torch.Tensor) -> list[int]:
-        """Most rows of a token, all rows, and more numbers, by waiting once."""
+        """Most rows of a token, all rows, and more counts, by waiting once."""
         counts = upto[:, -1:]
         first = (counts.max(), counts.sum()) if counts.numel() else (upto.new_zeros(()),) * 2
         return torch.stack((*first, *more)).tolist()
