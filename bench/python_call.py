@@ -12,7 +12,9 @@ import time
 import torch
 
 import moe64
-from moe64 import _spec, layer
+from moe64 import layer
+from moe64._description import describe
+from moe64._handles import layer_of
 from moe64._library import library
 from moe64._torch import stream_of
 
@@ -36,9 +38,8 @@ def main():
     torch.set_default_device(device)
     weights = moe64.ExpertWeights(torch.randn(4, 32, 32), torch.randn(4, 32, 16))
     x, ids, factors = torch.randn(1, 32), torch.tensor([[0, 1]]), torch.rand(1, 2)
-    operands, *how = _spec.flatten(weights)
-    handle = _spec.layer_of(operands, *how)
-    args, scratch_bytes = layer._template(handle, x, ids, factors, False, -1)
+    handle = layer_of(*describe(weights))
+    args, scratch_bytes, _ = layer._prepared(handle, x, ids, factors, False, -1)
     y, scratch = torch.empty_like(x), torch.empty(scratch_bytes, dtype=torch.uint8)
     args.x.data, args.expert_ids.data, args.weights.data = x.data_ptr(), ids.data_ptr(), factors.data_ptr()
     args.y.data, args.scratch.data = y.data_ptr(), scratch.data_ptr()

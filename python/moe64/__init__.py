@@ -23,7 +23,7 @@ _LAZY = {
     "Granularity": "formats", "Quantized": "formats", "Projection": "formats", "Lora": "formats",
     "ExpertWeights": "formats", "Activation": "formats",
     "RoutingPlan": "routing", "plan": "routing", "route": "routing", "gather": "routing", "combine": "routing",
-    "quantize": "numbers", "dequantize": "numbers", "activate": "numbers",
+    "quantize": "elementwise", "dequantize": "elementwise", "activate": "elementwise",
     "grouped_gemm": "gemm",
     "experts": "layer", "explain": "layer",
     "Experts": "module",
@@ -34,11 +34,11 @@ _LAZY = {
 if TYPE_CHECKING:
     from ._torch import set_threads
     from .checkpoint import check, inspect, load_experts
+    from .elementwise import activate, dequantize, quantize
     from .formats import Activation, ExpertWeights, Granularity, Lora, Projection, Quantized
     from .gemm import grouped_gemm
     from .layer import experts, explain
     from .module import Experts
-    from .numbers import activate, dequantize, quantize
     from .routing import RoutingPlan, combine, gather, plan, route
 
 __all__ = ["__version__", "cuda_devices", "library", "tool", "version", *_LAZY]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -33,24 +33,41 @@ TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float
                 "fp4": torch.uint8}
 
 
-def code_of(tensor: torch.Tensor, meaning: str | None, what: str) -> int:
+class Memory(NamedTuple):
+    """Where a tensor lies and in what form: all that the library knows of it."""
+
+    address: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def memory_of(tensor: torch.Tensor, what: str = "a tensor") -> Memory:
+    """The tensor must stay alive while it is used."""
+    if tensor.layout is not torch.strided:
+        raise DtypeMismatchError(f"[torch] {what} is {tensor.layout}, not a dense tensor")
+    return Memory(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def code_of(dtype: torch.dtype, meaning: str | None, what: str) -> int:
     """The dtype of the C ABI. Bytes have one only if `meaning` says what they stand for."""
     if meaning is None:
-        code = _CODES.get(tensor.dtype)
+        code = _CODES.get(dtype)
         if code is None:
-            raise DtypeMismatchError(f"[torch] {what} is {tensor.dtype}, which moe64 does not take")
+            raise DtypeMismatchError(f"[torch] {what} is {dtype}, which moe64 does not take")
         return code
     if meaning not in _NAMES:
         raise InvalidArgumentError(f"[torch] {what} shall be '{meaning}', which is none of {', '.join(_NAMES)}")
     code = _NAMES[meaning]
-    if tensor.dtype in _BYTES and meaning in _BYTE_MEANINGS:
+    if dtype in _BYTES and meaning in _BYTE_MEANINGS:
         return code
-    if _CODES.get(tensor.dtype) != code:
-        raise DtypeMismatchError(f"[torch] {what} is {tensor.dtype}, which cannot stand for {meaning}")
+    if _CODES.get(dtype) != code:
+        raise DtypeMismatchError(f"[torch] {what} is {dtype}, which cannot stand for {meaning}")
     return code
 
 
-def device_of(tensor: torch.Tensor, what: str = "a tensor") -> _c.Device:
+def device_of(tensor: "torch.Tensor | Memory", what: str = "a tensor") -> _c.Device:
     device = tensor.device
     if device.type == "cpu":
         return CPU
@@ -59,30 +76,32 @@ def device_of(tensor: torch.Tensor, what: str = "a tensor") -> _c.Device:
     raise DeviceMismatchError(f"[torch] {what} is on {device}, neither cpu nor cuda")
 
 
-def view(tensor: torch.Tensor | None, what: str, meaning: str | None = None) -> _c.Tensor:
-    """A tensor of rank 1 to 3 as the C ABI sees it; None is absent. The tensor must stay alive while it is used."""
-    if tensor is None:
+def view_of(memory: Memory | None, what: str, meaning: str | None = None) -> _c.Tensor:
+    """Memory of rank 1 to 3 as the C ABI sees it; None is absent."""
+    if memory is None:
         return ABSENT
-    rank = tensor.dim()
+    address, extent, stride, dtype, _ = memory
+    rank = len(extent)
     if not 1 <= rank <= 3:
         raise InvalidArgumentError(f"[torch] {what} has {rank} dimensions, not 1 to 3")
-    code = _CODES.get(tensor.dtype) if meaning is None else None
+    code = _CODES.get(dtype) if meaning is None else None
     if code is None:
-        code = code_of(tensor, meaning, what)
-    if tensor.layout is not torch.strided:
-        raise DtypeMismatchError(f"[torch] {what} is {tensor.layout}, not a dense tensor")
-    extent: tuple[int, ...] = tensor.shape
-    stride = tensor.stride()
+        code = code_of(dtype, meaning, what)
     if code in _PACKED:
         if stride[-1] != 1 and extent[-1] > 1:
             raise InvalidArgumentError(f"[torch] {what}: rows of packed 4-bit values must be contiguous, stride is "
                                        f"{stride[-1]}")
         extent = (*extent[:-1], 2 * extent[-1])
         stride = (*(2 * step for step in stride[:-1]), 1)
-    result = _c.Tensor(tensor.data_ptr(), code, rank, device_of(tensor, what))
+    result = _c.Tensor(address, code, rank, device_of(memory, what))
     result.extent[:rank] = extent
     result.stride[:rank] = stride
     return result
+
+
+def view(tensor: torch.Tensor | None, what: str, meaning: str | None = None) -> _c.Tensor:
+    """A tensor as the C ABI sees it. It must stay alive while it is used."""
+    return ABSENT if tensor is None else view_of(memory_of(tensor, what), what, meaning)
 
 
 def workspace(tensor: torch.Tensor | None) -> _c.Workspace:

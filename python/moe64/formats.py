@@ -1,4 +1,4 @@
-"""The words of the Python API: how numbers are stored, and what an expert layer is made of."""
+"""The words of the Python API: how values are stored, and what an expert layer is made of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from . import _c
 from .errors import InvalidArgumentError, MissingScaleError
 
-_KINDS = {"none": _c.NONE, "tensor": _c.TENSOR, "row": _c.ROW, "block": _c.BLOCK, "group": _c.GROUP}
+KINDS = {"none": _c.NONE, "tensor": _c.TENSOR, "row": _c.ROW, "block": _c.BLOCK, "group": _c.GROUP}
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Granularity:
         raise InvalidArgumentError("[granularity] plain values have no scales")
 
     def to_c(self) -> _c.Granularity:
-        return _c.Granularity(kind=_KINDS[self.kind], block_rows=self.block_rows, block_cols=self.block_cols)
+        return _c.Granularity(kind=KINDS[self.kind], block_rows=self.block_rows, block_cols=self.block_cols)
 
     @classmethod
     def from_c(cls, given: _c.Granularity) -> "Granularity":
-        return cls(list(_KINDS)[given.kind], given.block_rows, given.block_cols)
+        return cls(list(KINDS)[given.kind], given.block_rows, given.block_cols)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Quantized:
 
 @dataclass
 class Lora:
-    """LoRA beside a projection: + scaling * (x A^T) B^T.
+    """LoRA of a projection: + scaling * (x A^T) B^T.
 
     a        [experts, rank, in]
     b        [experts, out, rank]; of a gate_up projection gate rows before up rows, or interleaved like its base
@@ -214,10 +214,6 @@ class ExpertWeights:
             if not isinstance(getattr(self, name), Projection):
                 setattr(self, name, Projection(getattr(self, name)))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without what moe64.experts remembers of it: that is about memory of this process."""
-        return {name: value for name, value in self.__dict__.items() if name != "_remembered"}
-
     def with_lora(self, gate_up: Lora | None, down: Lora | None) -> "ExpertWeights":
-        """The same weights with LoRA beside them."""
+        """The same weights with LoRA."""
         return replace(self, gate_up=replace(self.gate_up, lora=gate_up), down=replace(self.down, lora=down))

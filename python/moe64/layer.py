@@ -3,121 +3,148 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any, NamedTuple, Sequence
 
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from . import _c
+from ._description import OPERANDS, SCHEMA, Description, Operands, describe, from_arguments
+from ._handles import Layer, layer_of, layer_without_memory, per_part
 from ._library import library
-from ._spec import Layer, Remembered, flatten, layer_of, parse, per_part
-from ._torch import CPU, _CODES, alone, bytes_on, device_of, operator, refuse_tangents, stream_of, view, workspace
+from ._torch import (
+    CPU, FLOATS, _CODES, alone, bytes_on, device_of, memory_of, operator, refuse_tangents, stream_of, view, view_of, workspace,
+)
 from .errors import DtypeMismatchError, GradientError, InvalidArgumentError, ShapeMismatchError
 from .formats import ExpertWeights
 
 __all__ = ["experts", "explain"]
 
 
-def _round(count: int) -> int:
-    return (count + 63) // 64 * 64
+# What forward keeps for backward grows by the same for every so many more tokens: a multiple of all alignments.
+_STEP = 64
 
 
-def _saved_size(tokens: int, top_k: int, experts: int, rows: int, item: int) -> int:
-    """moe64_saved_bytes as a formula, so that it also holds for symbolic extents: the plan, then the gate_up output."""
-    slots = tokens * top_k
-    plan = _round(8 * (experts + 1)) + 2 * _round(8 * slots) + _round(4 * slots) + _round(8 * _c.PLAN_STATUS_COUNT)
-    return plan + _round(slots * rows * item)
+def _room_for_saved(layer: Layer, tokens: int, top_k: int, dtype: torch.dtype, device: _c.Device) -> int:
+    """At least moe64_saved_bytes, of a number of tokens that may be symbolic: as asked of the library for none and for one
+    step, with the last step whole. The library refuses less than it needs."""
+    none, one = (layer.saved_bytes(count, int(top_k), _CODES[dtype], device) for count in (0, _STEP))
+    return none + (tokens + _STEP - 1) // _STEP * (one - none)
 
 
-def _saved_like(x: torch.Tensor, ids: torch.Tensor, operands: list[torch.Tensor], line: str) -> int:
-    spec = parse(line)
-    return _saved_size(x.shape[0], ids.shape[1], operands[spec.index["down"]].shape[0], spec.gate_up_rows(operands),
-                       x.element_size())
+class _Prepared(NamedTuple):
+    """Forward's arguments for tensors of one form, but for their addresses, and the memory that the library asks for."""
+
+    args: _c.ForwardArgs
+    scratch_bytes: int
+    saved_bytes: int
 
 
-def _template(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, keep: bool,
-              capacity: int) -> tuple[_c.ForwardArgs, int]:
-    """The arguments of forward for tensors of this form, and its scratch bytes; addresses are filled in per call."""
+def _prepared(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, keep: bool,
+              capacity: int) -> _Prepared:
     key = (x.shape, x.stride(), x.dtype, ids.shape, ids.stride(), ids.dtype, keep, capacity, x.device,
            ids.device, None if weights is None else (weights.stride(), weights.dtype, weights.device))
-    found = layer.templates.get(key)
+    found = layer.prepared.get(key)
     if found is None:
-        shape = _c.LayerShape(x.shape[0], ids.shape[1], _CODES[x.dtype])
-        scratch = library().ask("forward_bytes", layer.handle, shape, keep, device_of(x))
+        device, (tokens, top_k), io = device_of(x), ids.shape, _CODES[x.dtype]
+        scratch = library().ask("forward_bytes", layer.handle, _c.LayerShape(tokens, top_k, io), keep, device)
+        saved = layer.saved_bytes(tokens, top_k, io, device) if keep else 0
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         args = _c.ForwardArgs(x=view(x, "x"), expert_ids=view(ids, "top_k_index"),
                               weights=view(weights, "top_k_weights"), capacity=capacity, y=view(y, "y"))
-        args.scratch.device = args.saved.device = device_of(x)
+        args.scratch.device = args.saved.device = device
         args.scratch.bytes = scratch
-        if len(layer.templates) >= 64:  # one per shape: serving sees many
-            layer.templates.clear()
-        found = layer.templates[key] = (args, scratch)
+        if len(layer.prepared) >= 64:  # one per shape: serving sees many
+            layer.prepared.clear()
+        found = layer.prepared[key] = _Prepared(args, scratch, saved)
     return found
 
 
 def _run_forward(layer: Layer, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int,
-                 saved_bytes: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    keep = saved_bytes is not None
-    template, scratch_bytes = _template(layer, x, ids, weights, keep, capacity)
-    args = _c.ForwardArgs.from_buffer_copy(template)
+                 keep: bool, room: int | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """y and, with `keep`, what backward needs: as many bytes as the library asks for, or `room`."""
+    prepared = _prepared(layer, x, ids, weights, keep, capacity)
+    args = _c.ForwardArgs.from_buffer_copy(prepared.args)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    scratch = x.new_empty(scratch_bytes, dtype=torch.uint8)
+    scratch = x.new_empty(prepared.scratch_bytes, dtype=torch.uint8)
     saved = None
     args.x.data, args.expert_ids.data, args.y.data = x.data_ptr(), ids.data_ptr(), y.data_ptr()
     args.scratch.data = scratch.data_ptr()
     if weights is not None:
         args.weights.data = weights.data_ptr()
-    if saved_bytes is not None:
-        saved = bytes_on(saved_bytes, x.device)
-        args.saved = workspace(saved)
+    if keep:
+        saved = bytes_on(prepared.saved_bytes if room is None else room, x.device)
+        args.saved.data, args.saved.bytes = saved.data_ptr(), saved.numel()
     library().call("forward", layer.handle, args, stream_of(x))
     return y, saved
 
 
 @operator("experts_forward",
-          "(Tensor x, Tensor ids, Tensor? weights, Tensor[] operands, str line, float[] numbers, SymInt[] "
-          "extents, SymInt capacity, bool keep) -> (Tensor, Tensor)")
-def _forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor], line: str,
-             numbers: list[float], extents: list[int], capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    saved_bytes = _saved_like(x, ids, operands, line) if keep else None
-    y, saved = _run_forward(layer_of(operands, line, numbers, extents), x, ids, weights, capacity, saved_bytes)
+          f"(Tensor x, Tensor ids, Tensor? weights, SymInt capacity, bool keep, {SCHEMA}) -> (Tensor, Tensor)")
+def _forward(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int, keep: bool,
+             *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    layer = layer_of(*from_arguments(arguments))
+    room = _room_for_saved(layer, x.shape[0], ids.shape[1], x.dtype, device_of(x)) if keep else None
+    y, saved = _run_forward(layer, x, ids, weights, capacity, keep, room)
     return y, bytes_on(0, x.device) if saved is None else saved
 
 
 @_forward.register_fake
-def _(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, operands: list[torch.Tensor], line: str,
-      numbers: list[float], extents: list[int], capacity: int, keep: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    size = _saved_like(x, ids, operands, line) if keep else 0
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device), x.new_empty((size,), dtype=torch.uint8)
-
+def _(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int, keep: bool,
+      *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    room = 0
+    if keep:
+        room = _room_for_saved(layer_without_memory(*from_arguments(arguments)), x.shape[0], ids.shape[1], x.dtype, CPU)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device), x.new_empty((room,), dtype=torch.uint8)
 
 
 @operator("experts_backward",
-          "(Tensor x, Tensor dy, Tensor saved, Tensor[] operands, str line, float[] numbers, SymInt[] "
-          "extents, SymInt top_k, SymInt[] wanted) -> Tensor[]")
-def _backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str,
-              numbers: list[float], extents: list[int], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
-    return _run_backward(x, dy, saved, operands, line, numbers, extents, top_k, wanted)
+          f"(Tensor x, Tensor dy, Tensor saved, SymInt top_k, int[] wanted, {SCHEMA}) -> Tensor[]")
+def _backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, top_k: int, wanted: list[int],
+              *arguments: Any) -> list[torch.Tensor]:
+    return _run_backward(x, dy, saved, top_k, wanted, *from_arguments(arguments))
 
 
-def _run_backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str,
-                  numbers: list[float], extents: list[int], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
-    """Gradients of what `wanted` names: -2 is x, -1 the routing weights, others the place of an operand."""
-    lib, spec, layer = library(), parse(line), layer_of(operands, line, numbers, extents)
-    grads = _gradients(x, operands, top_k, wanted)
-    have = {spec.roles[i]: grad for i, grad in zip(wanted, grads) if i >= 0}
-    asked = _c.LayerGradients()
-    for i, grad in zip(wanted, grads):
-        if i == -2:
+@_backward.register_fake
+def _(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, top_k: int, wanted: list[int],
+      *arguments: Any) -> list[torch.Tensor]:
+    return _gradients(x, top_k, wanted, Operands(*arguments[:OPERANDS]))
+
+
+_X, _WEIGHTS = -2, -1  # in `wanted`, which else has places of Operands
+
+
+def _wanted(x: bool, weights: bool, operands: Sequence[bool]) -> list[int]:
+    return [_X] * x + [_WEIGHTS] * weights + [place for place, need in enumerate(operands) if need]
+
+
+def _gradients(x: torch.Tensor, top_k: int, wanted: list[int], operands: Operands) -> list[torch.Tensor]:
+    made = []
+    for place in wanted:
+        if place == _X:
+            made.append(torch.empty(x.shape, dtype=x.dtype, device=x.device))
+        elif place == _WEIGHTS:
+            made.append(x.new_empty((x.shape[0], top_k), dtype=torch.float32))
+        else:
+            made.append(torch.empty_like(operands[place]))
+    return made
+
+
+def _run_backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, top_k: int, wanted: list[int],
+                  operands: Operands, description: Description) -> list[torch.Tensor]:
+    """Gradients of what `wanted` names."""
+    lib, layer = library(), layer_of(operands, description)
+    grads = _gradients(x, top_k, wanted, operands)
+    asked, into = _c.LayerGradients(), [None] * OPERANDS
+    for place, grad in zip(wanted, grads):
+        if place == _X:
             asked.x = view(grad, "dx")
-        elif i == -1:
+        elif place == _WEIGHTS:
             asked.weights = view(grad, "d_weights")
-    for role in ("gate_up", "down"):
-        into = getattr(asked, role)
-        for field, suffix in (("weights", ""), ("bias", ".bias"), ("lora_b", ".b")):
-            for part, tensor in enumerate(_gradient_parts(spec, role, suffix, have)):
-                getattr(into, field)[part] = view(tensor, f"the gradient of {role}{suffix}")
-        into.lora_a = view(have.get(role + ".a"), f"the gradient of {role}.a")
+        else:
+            into[place] = memory_of(grad)  # type: ignore[call-overload]
+    _ask_for(asked, Operands(*into), description, pair=operands.up is not None)
     shape = _c.LayerShape(x.shape[0], top_k, _CODES[x.dtype])
     scratch = bytes_on(lib.ask("backward_bytes", layer.handle, shape, asked, device_of(x)), x.device)
     args = _c.BackwardArgs(x=view(x, "x"), dy=view(dy, "dy"), top_k=top_k, saved=workspace(saved),
@@ -126,34 +153,22 @@ def _run_backward(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operan
     return grads
 
 
-def _gradient_parts(spec, role: str, suffix: str, have: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
-    if role == "gate_up" and suffix != ".b" and "up" in spec.index:  # either half may be wanted alone
-        return [have.get("gate_up" + suffix), have.get("up" + suffix)]
-    return list(per_part(spec, role, suffix, have))
-
-
-def _gradients(x: torch.Tensor, operands: list[torch.Tensor], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
-    made = []
-    for i in wanted:
-        if i == -2:
-            made.append(torch.empty(x.shape, dtype=x.dtype, device=x.device))
-        elif i == -1:
-            made.append(x.new_empty((x.shape[0], top_k), dtype=torch.float32))
-        else:
-            made.append(torch.empty_like(operands[i]))
-    return made
-
-
-@_backward.register_fake
-def _(x: torch.Tensor, dy: torch.Tensor, saved: torch.Tensor, operands: list[torch.Tensor], line: str,
-      numbers: list[float], extents: list[int], top_k: int, wanted: list[int]) -> list[torch.Tensor]:
-    return _gradients(x, operands, top_k, wanted)
+def _ask_for(asked: _c.LayerGradients, into: Operands, description: Description, pair: bool) -> None:
+    """Where the gradients of operands shall be, part by part."""
+    for field, suffix in (("weights", ""), ("bias", "_bias"), ("lora_b", "_lora_b")):
+        found = {"gate_up": per_part(into, description, suffix, pair), "down": (getattr(into, "down" + suffix),)}
+        for name, parts in found.items():
+            for part, memory in enumerate(parts):
+                if memory is not None:
+                    getattr(getattr(asked, name), field)[part] = view_of(memory, f"the gradient of {name}{suffix}")
+    asked.gate_up.lora_a = view_of(into.gate_up_lora_a, "the gradient of gate_up_lora_a")
+    asked.down.lora_a = view_of(into.down_lora_a, "the gradient of down_lora_a")
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, ids, weights, operands, line, numbers, extents, _capacity, keep = inputs
-    ctx.how, ctx.top_k, ctx.keep = (line, numbers, extents), ids.shape[1], keep
-    ctx.weights_dtype = None if weights is None else weights.dtype
+    x, ids, weights, _capacity, ctx.keep, *arguments = inputs
+    operands, ctx.description = from_arguments(arguments)
+    ctx.top_k, ctx.weights_dtype = ids.shape[1], None if weights is None else weights.dtype
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, output[1], *operands)
 
@@ -163,25 +178,30 @@ def _gradient_of_forward(ctx, dy: torch.Tensor, _: torch.Tensor | None):
     if not ctx.keep:
         raise GradientError("[experts] backward after a forward that kept nothing: call moe64.experts with gradients on")
     needs = ctx.needs_input_grad
-    wanted = [-2] * bool(needs[0]) + [-1] * bool(needs[2]) + [i for i, need in enumerate(needs[3]) if need]
-    made = torch.ops.moe64.experts_backward(x, dy.to(x.dtype), saved, operands, *ctx.how, ctx.top_k, wanted)
+    wanted = _wanted(needs[0], needs[2], needs[5:5 + OPERANDS])
+    made = torch.ops.moe64.experts_backward(x, dy.to(x.dtype), saved, ctx.top_k, wanted, *operands, *ctx.description)
     found = dict(zip(wanted, made))
-    d_weights = found.get(-1)
-    if d_weights is not None:
-        d_weights = d_weights.to(ctx.weights_dtype)
-    return found.get(-2), None, d_weights, [found.get(i) for i in range(len(operands))], *[None] * 5
+    return (found.get(_X), None, _as(found.get(_WEIGHTS), ctx.weights_dtype), None, None,
+            *map(found.get, range(OPERANDS)), *[None] * len(ctx.description))
+
+
+def _as(gradient: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    return gradient if gradient is None else gradient.to(dtype)
 
 
 _forward.register_autograd(_gradient_of_forward, setup_context=_setup_context)
+
+
+_IDS = (torch.int32, torch.int64)
 
 
 def _check_call(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None) -> None:
     if x.dim() < 1 or ids.dim() < 1:
         raise ShapeMismatchError(f"[experts] x is {list(x.shape)} and top_k_index {list(ids.shape)}, expected "
                                  "[..., hidden] and [..., top_k]")
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if x.dtype not in FLOATS:
         raise DtypeMismatchError(f"[experts] x is {x.dtype}, not float32, bfloat16 or float16")
-    if ids.dtype not in (torch.int32, torch.int64):
+    if ids.dtype not in _IDS:
         raise DtypeMismatchError(f"[experts] top_k_index is {ids.dtype}, not int32 or int64")
     if weights is not None and weights.shape != ids.shape:
         raise ShapeMismatchError(f"[experts] top_k_weights is {list(weights.shape)}, top_k_index {list(ids.shape)}")
@@ -206,42 +226,42 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     if not isinstance(weights, ExpertWeights):
         raise InvalidArgumentError(f"[experts] weights is a {type(weights).__name__}, not an ExpertWeights")
     _check_call(x, top_k_index, top_k_weights)
+    operands, description = describe(weights)
     if forward_ad._current_level >= 0:
-        refuse_tangents("experts", x=x, top_k_weights=top_k_weights, **_named_operands(weights))
+        refuse_tangents("experts", x=x, top_k_weights=top_k_weights, **operands._asdict())
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     ids = top_k_index if top_k_index.dim() == 2 else top_k_index.reshape(-1, top_k_index.shape[-1])
     factors = top_k_weights if top_k_weights is None or top_k_weights.dim() == 2 else top_k_weights.reshape(ids.shape)
     if x2.shape[0] != ids.shape[0]:
         raise ShapeMismatchError(f"[experts] x {list(x.shape)} has {x2.shape[0]} tokens, top_k_index "
                                  f"{list(top_k_index.shape)} has {ids.shape[0]}")
-    if alone(x2):
-        layer = _layer_without_gradient(x2, factors, weights)
-        if layer is not None:
-            y, _ = _run_forward(layer, x2, ids, factors, capacity, None)
-        else:
-            operands, *how = flatten(weights)
-            y = _Eager.apply(x2, ids, factors, capacity, tuple(how), *operands)
-        return y if x2 is x else y.view(x.shape)
-    operands, line, numbers, extents = flatten(weights)
     keep = torch.is_grad_enabled() and _needs_gradient(x2, factors, operands)
-    y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, operands, line, numbers, extents, capacity, keep)
-    return y.view(x.shape)
+    if not alone(x2):
+        y, _ = torch.ops.moe64.experts_forward(x2, ids, factors, capacity, keep, *operands, *description)
+    elif keep:
+        y = _Eager.apply(x2, ids, factors, capacity, description, *operands)
+    else:
+        y, _ = _run_forward(layer_of(operands, description), x2, ids, factors, capacity, keep=False)
+    return y if x2 is x else y.view(x.shape)
 
 
-def _named_operands(weights: ExpertWeights) -> dict[str, torch.Tensor]:
-    operands, line, *_ = flatten(weights)
-    return {role.replace(".", "_"): tensor for role, tensor in zip(parse(line).roles, operands)}
+def _needs_gradient(x: torch.Tensor, factors: torch.Tensor | None, operands: Operands) -> bool:
+    if x.requires_grad or (factors is not None and factors.requires_grad):
+        return True
+    for tensor in operands:
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
 
 
 class _Eager(torch.autograd.Function):
     """experts_forward and its gradient without PyTorch's dispatch of operators."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int, how: tuple,
-                *operands: torch.Tensor) -> torch.Tensor:
-        given = list(operands)
-        y, saved = _run_forward(layer_of(given, *how), x, ids, weights, capacity, _saved_like(x, ids, given, how[0]))
-        ctx.how, ctx.top_k, ctx.weights_dtype = how, ids.shape[1], None if weights is None else weights.dtype
+    def forward(ctx, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None, capacity: int,
+                description: Description, *operands: torch.Tensor | None) -> torch.Tensor:
+        ctx.description, ctx.top_k, ctx.weights_dtype = description, ids.shape[1], None if weights is None else weights.dtype
+        y, saved = _run_forward(layer_of(Operands(*operands), description), x, ids, weights, capacity, keep=True)
         ctx.save_for_backward(x, saved, *operands)
         return y
 
@@ -250,34 +270,11 @@ class _Eager(torch.autograd.Function):
     def backward(ctx, dy: torch.Tensor):  # type: ignore[override]
         x, saved, *operands = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        wanted = [-2] * needs[0] + [-1] * needs[2] + [i for i, need in enumerate(needs[5:]) if need]
-        line, numbers, extents = ctx.how
-        made = _run_backward(x, dy.to(x.dtype), saved, operands, line, numbers, extents, ctx.top_k, wanted)
+        wanted = _wanted(needs[0], needs[2], needs[5:])
+        made = _run_backward(x, dy.to(x.dtype), saved, ctx.top_k, wanted, Operands(*operands), ctx.description)
         found = dict(zip(wanted, made))
-        d_weights = found.get(-1)
-        if d_weights is not None:
-            d_weights = d_weights.to(ctx.weights_dtype)
-        return found.get(-2), None, d_weights, None, None, *map(found.get, range(len(operands)))
-
-
-def _layer_without_gradient(x: torch.Tensor, factors: torch.Tensor | None, weights: ExpertWeights) -> Layer | None:
-    """The layer of a call that nothing will be differentiated through, remembered in the weights; else None."""
-    remembered: Remembered | None = weights.__dict__.get("_remembered")
-    watched = torch.is_grad_enabled()
-    if remembered is not None and remembered.holds(weights):
-        return None if watched and _needs_gradient(x, factors, remembered.operands) else remembered.layer
-    operands, line, numbers, extents = flatten(weights)
-    if watched and _needs_gradient(x, factors, operands):
-        return None
-    layer = layer_of(operands, line, numbers, extents)
-    if not any(tensor.is_inference() for tensor in operands):  # those have no versions
-        weights.__dict__["_remembered"] = Remembered(weights, operands, layer)
-    return layer
-
-
-def _needs_gradient(x: torch.Tensor, factors: torch.Tensor | None, operands: list[torch.Tensor]) -> bool:
-    return (x.requires_grad or (factors is not None and factors.requires_grad)
-            or any(tensor.requires_grad for tensor in operands))
+        return (found.get(_X), None, _as(found.get(_WEIGHTS), ctx.weights_dtype), None, None,
+                *map(found.get, range(OPERANDS)))
 
 
 def explain(weights: ExpertWeights, device: torch.device | str = "cpu",
@@ -287,9 +284,9 @@ def explain(weights: ExpertWeights, device: torch.device | str = "cpu",
         >>> moe64.explain(weights)
         ('w8a16', 'the checkpoint states no quantisation of activations')
     """
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if dtype not in FLOATS:
         raise DtypeMismatchError(f"[explain] dtype is {dtype}, not float32, bfloat16 or float16")
-    layer = layer_of(*flatten(weights))
+    layer = layer_of(*describe(weights))
     where = torch.device(device)
     if where.type == "cuda" and where.index is None and torch.cuda.is_available():
         where = torch.device("cuda", torch.cuda.current_device())

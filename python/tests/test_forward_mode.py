@@ -24,7 +24,7 @@ def functions():
         ("experts] x", lambda t: layer(x=t), x),
         ("experts] top_k_weights", lambda t: layer(factors=t), factors),
         ("experts] gate_up", lambda t: layer(weights=moe64.ExpertWeights(t, down)), gate_up),
-        ("experts] gate_up_a", lambda t: layer(weights=weights.with_lora(moe64.Lora(t, b, 1.0), None)), a),
+        ("experts] gate_up_lora_a", lambda t: layer(weights=weights.with_lora(moe64.Lora(t, b, 1.0), None)), a),
         ("activate] gate", lambda t: moe64.activate(t, x), x),
         ("activate] up", lambda t: moe64.activate(x, t), x),
         ("activate] gate", lambda t: moe64.activate(t, activation="relu2"), x),
@@ -73,7 +73,7 @@ def test_tangents_are_refused_inside_other_transforms(transform):
         calls[transform]()
 
 
-def test_what_carries_no_tangent_runs_beside_what_does():
+def test_what_carries_no_tangent_runs_with_what_does():
     x = torch.randn(T, H)
     weights = moe64.ExpertWeights(torch.randn(E, 2 * INTER, H), torch.randn(E, H, INTER))
     y = moe64.experts(x, IDS, None, weights)

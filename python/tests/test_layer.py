@@ -14,7 +14,8 @@ import moe64
 import moe64.layer
 import reference
 from moe64 import _c, _torch
-from moe64._spec import flatten, layer_of
+from moe64._description import describe
+from moe64._handles import layer_of
 
 E, T, K, H, INTER = 5, 7, 3, 36, 20
 
@@ -84,7 +85,7 @@ def test_quantised_layers_with_lora_and_their_gradients(form):
 
 
 @pytest.mark.parametrize("factor_dtype", [torch.float32, torch.bfloat16])
-def test_bfloat16_training_of_lora_beside_codes(factor_dtype):
+def test_bfloat16_training_of_lora_on_codes(factor_dtype):
     """The usual way: bfloat16 activations and routing weights, FP8 base, factors in float32 or bfloat16."""
     (gate, up, down), exact = quantised(FORMATS[0])
     factors = {"gate_up": [torch.randn(E, 4, H) * 0.3, torch.randn(E, 2 * INTER, 4) * 0.3, 0.5],
@@ -118,6 +119,10 @@ def test_a_fused_grid_restarts_at_the_up_half():
     x, ids, weights = (t.detach() for t in problem())
     pair = moe64.experts(x, ids, weights, moe64.ExpertWeights((gate, up), down))
     assert torch.equal(moe64.experts(x, ids, weights, moe64.ExpertWeights(fused, down)), pair)
+    with pytest.raises(moe64.ShapeMismatchError, match=r"gate_up_bias is \[40\], expected an even number of rows in dim"):
+        moe64.experts(x, ids, weights, moe64.ExpertWeights(moe64.Projection(fused, torch.zeros(2 * INTER)), down))
+    with pytest.raises(moe64.InvalidArgumentError, match="bias a pair"):
+        moe64.experts(x, ids, weights, moe64.ExpertWeights(moe64.Projection(fused, (torch.zeros(E, INTER),) * 2), down))
     fused.scales = fused.scales[:, :5]
     with pytest.raises(moe64.ShapeMismatchError, match="restart at the up half"):
         moe64.experts(x, ids, weights, moe64.ExpertWeights(fused, down))
@@ -218,22 +223,11 @@ def test_gradients_of_codes_are_refused():
         moe64.experts(x, ids, weights, moe64.ExpertWeights((gate, up), down))
 
 
-def test_the_size_of_saved_memory_is_the_librarys():
-    from moe64._torch import CPU
-    for tokens, top_k, gated in ((0, 1, True), (1, 1, True), (7, 3, True), (100, 8, False), (33, 2, True)):
-        operands, *how = flatten(moe64.ExpertWeights(*stacks(gated), activation="silu_glu" if gated else "silu"))
-        handle = layer_of(operands, *how).handle
-        for code, item in ((_c.F32, 4), (_c.BF16, 2)):
-            exact = moe64.library().ask("saved_bytes", handle, _c.LayerShape(tokens, top_k, code), CPU)
-            ours = moe64.layer._saved_size(tokens, top_k, E, operands[0].shape[1], item)
-            assert exact <= ours < exact + 128
-
-
 def test_opcheck_of_the_layer():
     torch.use_deterministic_algorithms(True)
     try:
-        flat = flatten(moe64.ExpertWeights(*(t.requires_grad_() for t in stacks())))
-        opcheck(torch.ops.moe64.experts_forward.default, (*problem(), *flat, -1, True))
+        operands, description = describe(moe64.ExpertWeights(*(t.requires_grad_() for t in stacks())))
+        opcheck(torch.ops.moe64.experts_forward.default, (*problem(), -1, True, *operands, *description))
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -387,7 +381,6 @@ def test_no_copy_of_a_stack_is_ever_made(monkeypatch):
     monkeypatch.setattr(moe64.layer, "bytes_on", lambda count, device: asked.append(count) or empty(count, device))
     y = layer(x, torch.randint(0, experts, (tokens, 2)), torch.rand(tokens, 2))
     y.sum().backward()
-    templates = layer_of(*flatten(layer.weights())).templates.values()
-    asked += [scratch for _, scratch in templates]
+    asked += [prepared.scratch_bytes for prepared in layer_of(*describe(layer.weights())).prepared.values()]
     assert len(asked) == 3 and max(asked) > 0  # saved, the scratch of backward and that of forward
     assert sum(asked) < gate_up.values.numel() / 8

@@ -1,4 +1,4 @@
-"""LoRA on expert weights through PEFT: beside the base, the same numbers as PEFT's sum, saved and loaded by PEFT."""
+"""LoRA on expert weights through PEFT: as low-rank products, the same values as PEFT's sum, saved and loaded by PEFT."""
 
 import threading
 
@@ -37,7 +37,7 @@ def outcome(model, implementation, tokens):
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "glm4_moe", "gpt_oss"])
-def test_factors_beside_the_base_equal_pefts_sum(family):
+def test_low_rank_products_equal_pefts_sum(family):
     model = adapted(family)
     tokens = torch.randint(0, 97, (2, 8))
     ours, gradients = outcome(model, "moe64", tokens)
@@ -125,7 +125,7 @@ def fp8_adapted(device="cpu"):
     return model, exact, factors
 
 
-def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients(device):
+def test_lora_on_fp8_codes_has_the_right_values_and_gradients(device):
     import reference
     model, exact, factors = fp8_adapted(device)
     x = torch.randn(6, 128, device=device, requires_grad=True)
@@ -140,7 +140,7 @@ def test_lora_beside_fp8_codes_has_the_right_numbers_and_gradients(device):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_bfloat16_states_beside_float32_adapters(device):
+def test_bfloat16_states_with_float32_adapters(device):
     import reference
     model, exact, factors = fp8_adapted(device)
     x = torch.randn(6, 128, device=device).bfloat16().requires_grad_()
@@ -230,19 +230,19 @@ def test_an_adapter_of_unsloth_is_read_as_such_and_never_by_peft():
 
 
 def test_the_handle_of_a_layer_is_kept_and_its_factors_are_always_the_present_ones():
-    from moe64 import _spec
+    from moe64 import _handles
     model, _, _ = fp8_adapted()
     x, ids, weights = torch.randn(4, 128).bfloat16(), torch.randint(0, 4, (4, 2)), torch.rand(4, 2)
     with torch.inference_mode():
         model(x, ids, weights)
     with torch.no_grad():
         first = model(x, ids, weights)
-        handles = len(_spec._layers)
-        assert torch.equal(model(x, ids, weights), first) and len(_spec._layers) == handles
+        handles = len(_handles._layers)
+        assert torch.equal(model(x, ids, weights), first) and len(_handles._layers) == handles
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.data.mul_(2)  # leaves no trace in the tensor's version
-        assert not torch.equal(model(x, ids, weights), first) and len(_spec._layers) == handles
+        assert not torch.equal(model(x, ids, weights), first) and len(_handles._layers) == handles
     with torch.inference_mode():
         again = model(x, ids, weights)
     with torch.enable_grad():
@@ -285,8 +285,8 @@ def test_pefts_own_sum_on_packed_codes_is_refused():
         model.merge_adapter()
 
 
-def frozen_beside_attention(implementation="moe64"):
-    """Expert adapters that are frozen, beside trainable adapters of attention."""
+def frozen_with_attention(implementation="moe64"):
+    """Expert adapters that are frozen, and trainable adapters of attention."""
     model = adapted("qwen3_moe")
     model.base_model.model.set_experts_implementation(implementation)
     model.add_adapter("attention", LoraConfig(r=2, target_modules=["q_proj"]))
@@ -300,12 +300,12 @@ def frozen_beside_attention(implementation="moe64"):
 
 
 @pytest.mark.parametrize("between", ["another forward", "a forward under no_grad", "a forward in inference_mode"])
-def test_a_frozen_expert_adapter_beside_trainable_parameters(between):
+def test_a_frozen_expert_adapter_with_trainable_parameters(between):
     """Its copies are remembered for backward: a later forward may not write them."""
     tokens, others = torch.randint(0, 97, (1, 6)), torch.randint(0, 97, (1, 6))
     gradients = []
     for implementation in ("moe64", "eager"):
-        model = frozen_beside_attention(implementation)
+        model = frozen_with_attention(implementation)
         loss = model(tokens).logits.square().mean()
         if between == "another forward":
             loss = loss + model(others).logits.square().mean()

@@ -5,8 +5,8 @@ import torch
 from torch.library import opcheck
 
 import moe64
-import moe64.gemm, moe64.layer, moe64.numbers, moe64.routing  # noqa: E401, F401 (they declare the operators)
-from moe64._spec import flatten
+import moe64.gemm, moe64.layer, moe64.elementwise, moe64.routing  # noqa: E401, F401 (they declare the operators)
+from moe64._description import SCHEMA, Description, Operands, describe
 
 E, T, K, H, INTER = 3, 5, 2, 8, 4
 
@@ -25,12 +25,17 @@ def arguments():
     up = torch.randn(T, H, requires_grad=True)
     gate_up, down = torch.randn(E, 2 * INTER, H), torch.randn(E, H, INTER)
     lora = moe64.Lora(torch.randn(E, 2, H, requires_grad=True), torch.randn(E, 2 * INTER, 2, requires_grad=True), 0.5)
-    plain = flatten(moe64.ExpertWeights(gate_up.clone().requires_grad_(), down.clone().requires_grad_()))
-    coded = flatten(moe64.ExpertWeights(moe64.quantize(gate_up, "row", "int8"), moe64.quantize(down, "row", "int8"))
+    def arguments_of(weights):
+        operands, description = describe(weights)
+        return *operands, *description
+
+    plain = arguments_of(moe64.ExpertWeights(gate_up.clone().requires_grad_(), down.clone().requires_grad_()))
+    coded = arguments_of(moe64.ExpertWeights(moe64.quantize(gate_up, "row", "int8"), moe64.quantize(down, "row", "int8"))
                     .with_lora(lora, None))
-    frozen = flatten(moe64.ExpertWeights(gate_up, down))
+    frozen = arguments_of(moe64.ExpertWeights(gate_up, down))
     call = (x, routing(), torch.rand(T, K, requires_grad=True))
-    _, saved = torch.ops.moe64.experts_forward(*call, *plain, -1, True)
+    _, saved = torch.ops.moe64.experts_forward(*call, -1, True, *plain)
+    wanted = [-2, -1, Operands._fields.index("gate_up"), Operands._fields.index("down")]
     route = ("sigmoid", True, 1.0, 1, 1, "max")
     return {
         "quantize": [(torch.randn(4, 6), "row", "int8", "f32"), (torch.randn(2, 4, 6), "group:2", "fp4", "e4m3")],
@@ -47,9 +52,9 @@ def arguments():
                          (torch.randn(T * K, 6), weights, None, None, None, plan[0], "//none/0", True),
                          (rows, codes.values, codes.scales, None, bias, plan[0], "//row/0", False)],
         "grouped_gemm_wgrad": [(torch.randn(T * K, 6), rows, plan[0], weights, bias)],
-        "experts_forward": [(*call, *plain, -1, True), (*call, *coded, 2, True),
-                            (x.detach(), routing(), None, *frozen, -1, False)],
-        "experts_backward": [(x, torch.randn(T, H), saved, *plain, K, [-2, -1, 0, 1])],
+        "experts_forward": [(*call, -1, True, *plain), (*call, 2, True, *coded),
+                            (x.detach(), routing(), None, -1, False, *frozen)],
+        "experts_backward": [(x, torch.randn(T, H), saved, K, wanted, *plain)],
     }
 
 
@@ -146,6 +151,69 @@ def test_a_layer_made_of_operations_compiles_without_a_break():
             results.append((y, *torch.autograd.grad(y.square().sum(), (x, logits, gate_up))))
         for one, other in zip(*results):
             assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@torch._dynamo.config.patch(recompile_limit=32)
+def test_a_compiled_layer_follows_every_change_of_its_description(dynamic):
+    """Words and extents are arguments of the operators: what changes them compiles anew, or was left open."""
+    gate_up, down = torch.randn(E, 2 * INTER, H), torch.randn(E, H, INTER)
+    lora = moe64.Lora(torch.randn(E, 2, H, requires_grad=True), torch.randn(E, 2 * INTER, 2, requires_grad=True), 0.5)
+    weights = moe64.ExpertWeights(moe64.quantize(gate_up, "block:4x4"), down, mode="w8a16").with_lora(lora, None)
+    ids, factors = routing(), torch.rand(T, K)
+
+    def layer(x):
+        return moe64.experts(x, ids, factors, weights)
+
+    compiled, before = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager"), []
+    for change in (lambda: None, lambda: setattr(weights.gate_up, "weights", moe64.quantize(gate_up, "block:2x8")),
+                   lambda: setattr(weights.gate_up, "weights", moe64.quantize(gate_up, "row", "int8")),
+                   lambda: setattr(weights, "activation", moe64.Activation("gelu_glu")),
+                   lambda: setattr(weights, "activation", moe64.Activation("clamped_silu_glu", limit=0.5)),
+                   lambda: setattr(weights, "activation", moe64.Activation("clamped_silu_glu", limit=0.25)),
+                   lambda: setattr(lora, "scaling", 2.0), lambda: setattr(weights, "interleaved", True),
+                   lambda: setattr(weights, "weight_on", "input"), lambda: setattr(weights.down, "bias", torch.randn(E, H)),
+                   lambda: (setattr(weights, "experts_total", E + 1), setattr(weights, "first_expert", 1))):
+        change()
+        x = torch.linspace(-1, 1, T * H).view(T, H).requires_grad_()
+        results = []
+        for call in (layer, compiled):
+            y = call(x)
+            results.append((y, *torch.autograd.grad(y.square().sum(), (x, lora.a, lora.b))))
+        for one, other in zip(*results):
+            assert torch.equal(one, other)
+        assert not any(torch.equal(y, seen) for seen in before)
+        before.append(y.detach())
+
+
+def test_a_layer_for_a_gpu_is_traced_without_one():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode():
+        x = torch.empty(T, H, device="cuda", requires_grad=True)
+        gate_up, down = torch.empty(E, 2 * INTER, H, device="cuda"), torch.empty(E, H, INTER, device="cuda")
+        ids = torch.empty(T, K, dtype=torch.int64, device="cuda")
+        y = moe64.experts(x, ids, None, moe64.ExpertWeights(gate_up, down))
+    assert y.shape == x.shape and y.device == x.device and y.requires_grad
+
+
+def test_every_argument_of_the_layers_operators_has_the_name_of_its_field():
+    names = [argument.split(" ")[1] for argument in SCHEMA.split(", ")]
+    assert names == [*Operands._fields, *Description._fields]
+    for name in ("experts_forward", "experts_backward"):
+        schema = getattr(torch.ops.moe64, name).default._schema
+        assert [argument.name for argument in schema.arguments][-len(names):] == names
+
+
+def test_an_operator_refuses_the_arguments_of_another_version():
+    operands, description = describe(moe64.ExpertWeights(torch.randn(E, 2 * INTER, H), torch.randn(E, H, INTER)))
+    call = (torch.randn(T, H), routing(), torch.rand(T, K), -1, False)
+    torch.ops.moe64.experts_forward(*call, *operands, *description)
+    for wrong in ((*operands, *description[:-1]), (*operands, *description, ""), (*operands[1:], *description),
+                  (*operands, *description[1:], "")):
+        with pytest.raises(RuntimeError):
+            torch.ops.moe64.experts_forward(*call, *wrong)
+    with pytest.raises(moe64.InvalidArgumentError, match="activation is 'siluglu', none of"):
+        torch.ops.moe64.experts_forward(*call, *operands, *description._replace(activation="siluglu"))
 
 
 # ---- strides and types --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 from ..errors import InvalidArgumentError, MissingScaleError, ShapeMismatchError, UnsupportedError
 from ..formats import Granularity, Quantized
 from ..gemm import grouped_gemm
-from ..numbers import dequantize, quantize
+from ..elementwise import dequantize, quantize
 
 __all__ = ["act_quant", "fp8_linear", "weight_dequant", "weight_dequant_block"]
 

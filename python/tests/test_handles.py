@@ -1,4 +1,4 @@
-"""The short ways through moe64.experts: what calls remember of weights, and when they are not taken."""
+"""The short ways through moe64.experts: one handle for the same description and memory, and when operators are called."""
 
 import copy
 import gc
@@ -9,19 +9,21 @@ import torch
 from torch import nn
 
 import moe64
+from moe64 import _c, _handles, _torch, layer
+from moe64._description import describe
 
 
-def test_what_is_remembered_of_weights_never_outlives_them():
-    """Calls without gradients look their layer up by identity; every way to exchange a tensor must be seen."""
+def test_a_handle_is_that_of_the_present_weights():
+    """Handles are kept by description and addresses; every way to exchange a tensor must be seen."""
     weights = moe64.ExpertWeights(moe64.quantize(torch.randn(3, 2 * 8, 8), "row"), torch.randn(3, 8, 8))
     x, ids, factors = torch.randn(5, 8), torch.randint(0, 3, (5, 2)), torch.rand(5, 2)
 
     def both():
-        """The result, and that of weights that nobody saw before."""
-        fresh = copy.copy(weights)
-        assert "_remembered" not in fresh.__dict__
+        """The result, and that of a handle that is made anew."""
         with torch.no_grad():
-            return moe64.experts(x, ids, factors, weights), moe64.experts(x, ids, factors, fresh)
+            ours = moe64.experts(x, ids, factors, weights)
+            _handles._layers.clear()
+            return ours, moe64.experts(x, ids, factors, weights)
 
     seen = [both()[0]]
 
@@ -48,7 +50,6 @@ def test_what_is_remembered_of_weights_never_outlives_them():
     changed()
     weights.activation = moe64.Activation("gelu_glu")
     changed()
-    assert "_remembered" in weights.__dict__
     again = copy.deepcopy(weights)  # pickling goes the same way, but torch cannot unpickle float8
     with torch.no_grad():
         assert torch.equal(moe64.experts(x, ids, factors, again), seen[-1])
@@ -60,6 +61,42 @@ def test_what_is_remembered_of_weights_never_outlives_them():
         weights.down.weights.mul_(2)
         moe64.experts(x, ids, factors, weights)
     assert torch.equal(*both())
+
+
+def test_the_same_weights_have_one_handle_and_the_oldest_goes(monkeypatch):
+    monkeypatch.setattr(_handles, "_KEPT", 3)
+    _handles._layers.clear()
+    stacks = [(torch.randn(3, 2 * 8, 8), torch.randn(3, 8, 8)) for _ in range(5)]
+    x, ids = torch.randn(5, 8), torch.randint(0, 3, (5, 2))
+    gone = []
+    for gate_up, down in stacks:
+        for _ in range(2):  # other objects over the same memory
+            moe64.experts(x, ids, None, moe64.ExpertWeights(gate_up, moe64.Projection(down.view(3, 8, 8))))
+            moe64.experts(x.clone().requires_grad_(), ids, None, moe64.ExpertWeights(gate_up, down))
+        gone.append(weakref.ref(next(reversed(_handles._layers.values()))))
+        assert len(_handles._layers) == min(len(gone), 3)
+    assert [handle() is None for handle in gone] == [True, True, False, False, False]
+
+
+def layer_for(gated=True):
+    return moe64.ExpertWeights(torch.randn(3, (1 + gated) * 5, 9), torch.randn(3, 9, 5), "silu_glu" if gated else "silu")
+
+
+def test_the_room_for_saved_memory_is_what_the_library_asks_for_with_the_last_step_whole():
+    for tokens, top_k, gated in ((0, 1, True), (1, 1, True), (7, 3, True), (100, 8, False), (64, 3, True), (129, 2, True)):
+        handle = _handles.layer_of(*describe(layer_for(gated)))
+        whole = -(-tokens // 64) * 64
+        for dtype, code in ((torch.float32, _c.F32), (torch.bfloat16, _c.BF16)):
+            room = layer._room_for_saved(handle, tokens, top_k, dtype, _torch.CPU)
+            assert room == handle.saved_bytes(whole, top_k, code) >= handle.saved_bytes(tokens, top_k, code)
+
+
+def test_a_graph_with_too_little_room_for_saved_memory_is_refused():
+    weights = layer_for()
+    handle = _handles.layer_of(*describe(weights))
+    x, ids = torch.randn(7, 9), torch.randint(0, 3, (7, 2))
+    with pytest.raises(moe64.Moe64Error, match="saved"):
+        layer._run_forward(handle, x, ids, None, -1, keep=True, room=handle.saved_bytes(7, 2, _c.F32) - 1)
 
 
 def test_what_is_remembered_of_a_module_never_outlives_it():

@@ -1,4 +1,4 @@
-"""Element-wise operations: quantize, dequantize, activate."""
+"""quantize, dequantize and activate: the operations that multiply no matrices and move no rows."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def quantize(x: torch.Tensor, layout: "str | Granularity", dtype: str = "e4m3", 
           "bool divides, ScalarType out_dtype) -> Tensor")
 def _dequantize(values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, layout: str,
                 meaning: str, scale_meaning: str, divides: bool, out_dtype: torch.dtype) -> torch.Tensor:
-    code = code_of(values, meaning or None, "values")
+    code = code_of(values.dtype, meaning or None, "values")
     cols = values.shape[-1] * (2 if code in (_c.INT4, _c.FP4) else 1)
     out = torch.empty((*values.shape[:-1], cols), dtype=out_dtype, device=values.device)
     args = _c.DequantizeArgs(out=view(out, "out"))
@@ -97,7 +97,7 @@ def _(values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | N
 def dequantize(values: "torch.Tensor | Quantized", scales: torch.Tensor | None = None,
                layout: "str | Granularity | None" = None, *, dtype: torch.dtype = torch.bfloat16,
                **how: object) -> torch.Tensor:
-    """Codes to numbers: one float32 product with the scale, rounded once to `dtype`.
+    """Codes to values: one float32 product with the scale, rounded once to `dtype`.
 
     Takes a Quantized, or what one is made of: values, scales, layout and by name global_scale, global_divides,
     scale_dtype and values_dtype (what uint8 values stand for).
