@@ -1,7 +1,7 @@
 #include "cuda/kernels/activate/activate.hpp"
 
-#include "cuda/fused_quantize.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/quantize/fused_quantize.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
@@ -27,19 +27,19 @@ activate_backward_parameters parameters_of(activate_backward_args const& args) {
           .live_rows = args.live_rows,
           .d_gate = args.d_gate,
           .d_up = args.d_up,
-          .row_eights = divide_by(args.gate.extent[1] / 8)};
+          .row_vec8s = divide_by(args.gate.extent[1] / 8)};
 }
 
-/// Blocks of threads for the reference kernels.
+/// CTAs of the reference kernels, before the limit per SM.
 index_t reference_tasks(tensor_view const& gate) {
   return gate.extent[0] * ceil_div(gate.extent[1], index_t{activate_threads});
 }
 
-index_t blocks_of_eights(launcher const& on, index_t eights) {
-  return on.ctas_for(ceil_div(eights, index_t{activate_threads}), one_task_each);
+index_t ctas_for_vec8s(launcher const& on, index_t vec8s) {
+  return on.ctas_for(ceil_div(vec8s, index_t{activate_threads}), one_task_each);
 }
 
-/// Whether all operands that are there are of one type of 16 bits and can be taken in eights.
+/// Whether all operands that are present have one type, of 16 bits, and can be loaded as vec8.
 support takes_vec8(std::initializer_list<std::pair<char const*, tensor_view>> operands) {
   dtype const type = operands.begin()->second.type;
   for (auto const& [label, tensor] : operands) {
@@ -63,7 +63,7 @@ void run_reference(activate_args const& args, stream where) {
 
 support takes_vectors(activate_args const& args) {
   if (args.quantized.kind != scale_kind::none) {
-    return support::no("the result is quantised on the way");
+    return support::no("the result is quantised");
   }
   return takes_vec8({{"gate", args.gate}, {"up", args.up}, {"out", args.out}});
 }
@@ -81,10 +81,9 @@ void run_gate_table(activate_args const& args, stream where) {
 
 void run_vectors(activate_args const& args, stream where) {
   launcher on("activate", args, where);
-  index_t const eights =
-      ceil_div(args.gate.extent[0], activate_rows_each) * args.gate.extent[1] / 8;
+  index_t const vec8s = ceil_div(args.gate.extent[0], activate_rows_each) * args.gate.extent[1] / 8;
   on.launch(activate_vectors_kernel(args.activation.kind, args.gate.type),
-            {blocks_of_eights(on, eights), activate_threads}, parameters_of(args));
+            {ctas_for_vec8s(on, vec8s), activate_threads}, parameters_of(args));
 }
 
 void run_backward_reference(activate_backward_args const& args, stream where) {
@@ -103,9 +102,9 @@ support takes_vectors(activate_backward_args const& args) {
 
 void run_backward_vectors(activate_backward_args const& args, stream where) {
   launcher on("activate_backward", args, where);
-  index_t const eights = args.gate.extent[0] * args.gate.extent[1] / 8;
+  index_t const vec8s = args.gate.extent[0] * args.gate.extent[1] / 8;
   on.launch(activate_backward_vectors_kernel(args.activation.kind, args.gate.type),
-            {blocks_of_eights(on, eights), activate_threads}, parameters_of(args));
+            {ctas_for_vec8s(on, vec8s), activate_threads}, parameters_of(args));
 }
 
 constexpr implementation<activate_args> activators[] = {

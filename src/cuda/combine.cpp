@@ -9,9 +9,6 @@
 namespace moe64::cuda {
 namespace {
 
-/// Blocks that do one step each and are gone keep the memory busier than blocks that stay.
-constexpr index_t most_blocks_each = index_t{1} << 20;
-
 combine_parameters parameters_of(combine_args const& args) {
   quantized_view const& rows = args.rows;
   bool const divides = rows.global().applied == global_scale::direction::divide;
@@ -35,17 +32,16 @@ support can_take_vectors(combine_args const& args) {
   return can_take_vec8("y", args.y);
 }
 
-/// Of the kernel "vectors".
+/// Tasks of "vectors": a token and combine_columns columns.
 index_t vector_tasks(combine_args const& args) {
   return args.plan.tokens * ceil_div(args.y.extent[1], combine_columns);
 }
 
-/// Where the larger pieces of "vectors" would leave multiprocessors idle, or busy for one round of
-/// loads each.
+/// Where the tasks of "vectors" would leave SMs idle, or with one round of loads each.
 support is_small_batch(combine_args const& args) {
   constexpr index_t most_tasks = 512;
   if (vector_tasks(args) > most_tasks) {
-    return support::no(fmt::format("{} pieces of {} columns: it is for at most {}",
+    return support::no(fmt::format("{} tasks of {} columns: it is for at most {}",
                                    vector_tasks(args), combine_columns, most_tasks));
   }
   return can_take_vectors(args);
@@ -53,16 +49,15 @@ support is_small_batch(combine_args const& args) {
 
 void run_small_batch(combine_args const& args, stream where) {
   launcher on("combine", args, where);
-  index_t const pieces = ceil_div(args.y.extent[1], combine_small_batch_columns);
+  index_t const tasks = args.plan.tokens * ceil_div(args.y.extent[1], combine_small_batch_columns);
   on.launch(combine_small_batch_kernel(args.y.type, args.weighted),
-            {args.plan.tokens * pieces, combine_small_batch_threads}, parameters_of(args));
+            {tasks, combine_small_batch_threads}, parameters_of(args));
 }
 
 void run_vectors(combine_args const& args, stream where) {
   launcher on("combine", args, where);
   on.launch(combine_vectors_kernel(args.y.type, args.weighted),
-            {on.ctas_for(vector_tasks(args), most_blocks_each), combine_threads},
-            parameters_of(args));
+            {on.ctas_for(vector_tasks(args), one_task_each), combine_threads}, parameters_of(args));
 }
 
 slot_weight_gradient_parameters parameters_of(slot_weight_gradient_args const& args) {
@@ -73,18 +68,18 @@ void run_gradient(kernel<slot_weight_gradient_parameters> const& what,
                   slot_weight_gradient_args const& args, stream where) {
   launcher on("slot_weight_gradient", args, where);
   constexpr int threads = 256;
-  index_t const blocks = ceil_div(args.plan.slots(), threads / dot_lanes);
-  on.launch(what, {on.ctas_for(blocks, 64), threads}, parameters_of(args));
+  index_t const tasks = ceil_div(args.plan.slots(), threads / dot_lanes);
+  on.launch(what, {on.ctas_for(tasks, 64), threads}, parameters_of(args));
 }
 
-support has_adjacent_rows(slot_weight_gradient_args const& args) {
+support has_contiguous_rows(slot_weight_gradient_args const& args) {
   if (args.bias.present()) return support::no("there is a bias");
   if (args.left.type != args.right.type) return support::no("left and right are of two types");
   if (args.left.stride[1] == 1 && args.right.stride[1] == 1) return support::yes();
-  return support::no("columns are not adjacent");
+  return support::no("columns are not contiguous");
 }
 
-void run_gradient_adjacent(slot_weight_gradient_args const& args, stream where) {
+void run_gradient_contiguous(slot_weight_gradient_args const& args, stream where) {
   run_gradient(slot_weight_gradient_kernel(args.left.type), args, where);
 }
 void run_gradient_reference(slot_weight_gradient_args const& args, stream where) {
@@ -97,7 +92,7 @@ constexpr implementation<combine_args> combiners[] = {
     {"reference", any_call<combine_args>, run_reference},
 };
 constexpr implementation<slot_weight_gradient_args> gradients[] = {
-    {"adjacent", has_adjacent_rows, run_gradient_adjacent},
+    {"contiguous", has_contiguous_rows, run_gradient_contiguous},
     {"reference", any_call<slot_weight_gradient_args>, run_gradient_reference},
 };
 

@@ -46,8 +46,8 @@ status get_owner(void const* pointer, memory_owner* owner) {
   return cudaSuccess;
 }
 
-/// While a stream is captured it must not be asked: that would end the capture. The current device
-/// stands in, and a launch fails by itself when the stream belongs to another.
+/// The device of a stream cannot be queried while it is captured: that would end the capture. The
+/// current device is returned instead; a launch fails by itself when the stream is of another.
 status get_stream_device(cudaStream_t stream, int* device) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   status const code = cudaStreamIsCapturing(stream, &capture);

@@ -20,7 +20,7 @@ dequantize_parameters parameters_of(dequantize_args const& args) {
           .block_rows = q.layout().rows_per_scale(q.rows()),
           .block_cols = q.layout().cols_per_scale(q.cols()),
           .global_divides = q.global().applied == global_scale::direction::divide,
-          .at = places_of(q)};
+          .expert_place = places_of(q)};
 }
 
 void run_reference(dequantize_args const& args, stream where) {
@@ -50,8 +50,8 @@ void run_vectors(dequantize_args const& args, stream where) {
   dequantize_parameters p = parameters_of(args);
   bool const aligned = reinterpret_cast<std::uintptr_t>(p.values.data) % 16 == 0;
   if (tiles > 0 && aligned && p.values.is_contiguous()) {
-    p.ahead_bytes = p.values.span_bytes() / 16 * 16;
-    p.ahead_each = p.ahead_bytes / tiles / 16 * 16;
+    p.prefetch_bytes = p.values.span_bytes() / 16 * 16;
+    p.tile_bytes = p.prefetch_bytes / tiles / 16 * 16;
   }
   on.launch(dequantize_vectors_kernel(q.type(), args.out.type),
             {on.ctas_for(tiles, one_task_each), dequantize_threads}, p);

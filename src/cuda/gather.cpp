@@ -1,7 +1,7 @@
 #include "cuda/kernels/permute/gather.hpp"
 
-#include "cuda/fused_quantize.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/quantize/fused_quantize.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
@@ -29,7 +29,7 @@ support has_vector_rows(char const* argument, tensor_view const& matrix) {
   constexpr index_t vector_bits = 128;
   index_t const size = bits(matrix.type);
   if (matrix.stride[1] != 1 && matrix.extent[1] > 1) {
-    return support::no(fmt::format("columns of {} are not adjacent", argument));
+    return support::no(fmt::format("columns of {} are not contiguous", argument));
   }
   if (matrix.extent[1] * size % vector_bits != 0) {
     return support::no(fmt::format("rows of {} are not whole vectors of 16 bytes", argument));
@@ -40,17 +40,24 @@ support has_vector_rows(char const* argument, tensor_view const& matrix) {
   return support::no(fmt::format("rows of {} do not start at multiples of 16 bytes", argument));
 }
 
-support can_take_vectors(gather_args const& args) {
+support takes_vectors(gather_args const& args) {
   if (support const answer = is_copy(args); !answer) return answer;
-  auto const answer = args.weighted ? can_take_vec8 : has_vector_rows;
-  if (support const x = answer("x", args.x); !x) return x;
-  return answer("rows", args.rows);
+  if (args.weighted) return support::no("rows are weighted");
+  support const x = has_vector_rows("x", args.x);
+  return x ? has_vector_rows("rows", args.rows) : x;
+}
+
+support takes_weighted_vectors(gather_args const& args) {
+  if (support const answer = is_copy(args); !answer) return answer;
+  if (!args.weighted) return support::no("rows are not weighted");
+  support const x = can_take_vec8("x", args.x);
+  return x ? can_take_vec8("rows", args.rows) : x;
 }
 
 gather_vectors_parameters vectors_of(gather_args const& args) {
   routing_plan const& plan = args.plan;
   index_t const size = bits(args.x.type), row_bytes = args.x.extent[1] * size / 8;
-  bool const adjacent = args.x.stride[0] == args.x.extent[1];
+  bool const contiguous = args.x.stride[0] == args.x.extent[1];
   return {.from = static_cast<std::uint8_t const*>(args.x.data),
           .to = static_cast<std::uint8_t*>(args.rows.data),
           .slot_to_row = static_cast<std::int64_t const*>(plan.slot_to_row.data),
@@ -60,38 +67,43 @@ gather_vectors_parameters vectors_of(gather_args const& args) {
           .tokens = plan.tokens,
           .top_k = plan.top_k,
           .row_vectors = divide_by(row_bytes / 16),
-          .ahead_bytes = adjacent ? plan.tokens * row_bytes : 0,
-          .slots_ahead = adjacent && plan.slot_to_row.stride[0] == 1 &&
-                         reinterpret_cast<std::uintptr_t>(plan.slot_to_row.data) % 16 == 0,
-          // The more is read beside what is written, the longer a burst pays.
+          .prefetch_bytes = contiguous ? plan.tokens * row_bytes : 0,
+          .prefetch_slots = contiguous && plan.slot_to_row.stride[0] == 1 &&
+                            reinterpret_cast<std::uintptr_t>(plan.slot_to_row.data) % 16 == 0,
+          // The more is read compared with what is written, the longer a burst pays.
           .burst_bytes = (plan.top_k <= 4 ? 5U : 4U) << 20,
           .all = parameters_of(args)};
 }
 
+/// A thread per token and vector of 16 bytes, and for the scales. DRAM writes fewer rows at a time
+/// faster: unused shared memory limits the CTAs of an SM to `ctas_per_sm`.
+grid vector_grid(launcher const& on, gather_args const& args, index_t ctas_per_sm) {
+  index_t const unused_shared_bytes = on.shared_bytes() / ctas_per_sm - 2048;
+  index_t const vectors = ceil_div(args.x.extent[1] * bits(args.x.type), 128);
+  index_t const scales = args.scales.present() ? args.scales.extent[1] : 0;
+  index_t const items = args.plan.tokens * std::max(vectors, scales);
+  return {on.ctas_for(ceil_div(items, gather_threads), one_task_each), gather_threads,
+          unused_shared_bytes};
+}
+
 void run_vectors(gather_args const& args, stream where) {
   launcher on("gather", args, where);
-  // Memory writes fewer rows at a time faster: shared memory that nobody uses keeps the blocks of a
-  // multiprocessor to a few.
-  index_t const most_blocks =
-      args.weighted ? 6 : std::clamp<index_t>(6 - args.plan.top_k / 4, 4, 6);
-  index_t const unused_shared_bytes = on.shared_bytes() / most_blocks - 2048;
-  bool const scaled = args.scales.present();
-  index_t const vectors = ceil_div(args.x.extent[1] * bits(args.x.type), 128);
-  index_t const pieces = args.plan.tokens * std::max(vectors, scaled ? args.scales.extent[1] : 0);
-  grid const shape = {on.ctas_for(ceil_div(pieces, gather_threads), one_task_each), gather_threads,
-                      unused_shared_bytes};
-  if (args.weighted) {
-    on.launch(gather_weighted_kernel(args.x.type), shape, parameters_of(args));
-  } else {
-    on.launch(gather_vectors_kernel(scaled, args.plan.top_k), shape, vectors_of(args));
-  }
+  index_t const ctas_per_sm = std::clamp<index_t>(6 - args.plan.top_k / 4, 4, 6);
+  on.launch(gather_vectors_kernel(args.scales.present(), args.plan.top_k),
+            vector_grid(on, args, ctas_per_sm), vectors_of(args));
+}
+
+void run_weighted_vectors(gather_args const& args, stream where) {
+  launcher on("gather", args, where);
+  on.launch(gather_weighted_kernel(args.x.type), vector_grid(on, args, 6), parameters_of(args));
 }
 
 constexpr implementation<gather_args> gatherers[] = {
     {"fp8_row_major", takes_row_major, run_row_major, preferred},
     {"quantized_groups", takes_quantized_groups, run_quantized_groups, preferred},
     {"quantized_rows", takes_quantized_rows, run_quantized_rows, preferred},
-    {"vectors", can_take_vectors, run_vectors},
+    {"vectors", takes_vectors, run_vectors},
+    {"weighted_vectors", takes_weighted_vectors, run_weighted_vectors},
     {"reference", any_call<gather_args>, run_reference},
 };
 

@@ -35,7 +35,7 @@ plan_parameters parameters_of(plan_args const& args) {
           .others = counts + sizes.counts + sizes.totals};
 }
 
-/// Whether the elements lie one after the other.
+/// Whether a tensor that is present has no gaps.
 bool is_dense(tensor_view const& tensor) { return !tensor.present() || tensor.is_contiguous(); }
 
 }  // namespace
@@ -84,8 +84,8 @@ namespace {
 void run_one_launch(plan_args const& args, stream where) {
   launcher on("plan", args, where);
   // Without slots there is still a plan to write.
-  index_t const blocks = std::max<index_t>(ceil_div(args.plan.slots(), plan_rounds_step), 1);
-  on.launch(plan_rounds_kernel(), {blocks, plan_threads, plan_rounds_shared(args.plan.experts)},
+  index_t const ctas = std::max<index_t>(ceil_div(args.plan.slots(), plan_rounds_step), 1);
+  on.launch(plan_rounds_kernel(), {ctas, plan_threads, plan_rounds_shared(args.plan.experts)},
             rounds_parameters_of(args));
 }
 
@@ -96,7 +96,7 @@ void run_chunks(plan_args const& args, stream where) {
   index_t const experts = args.plan.experts;
   index_t const warps = plan_threads / 32;
   on.launch(plan_count_kernel(), {chunks, plan_threads, plan_count_shared(experts)}, parameters);
-  on.launch(plan_places_kernel(), {on.ctas_for(ceil_div(experts, warps), 8), plan_threads},
+  on.launch(plan_scan_kernel(), {on.ctas_for(ceil_div(experts, warps), 8), plan_threads},
             parameters);
   on.launch(plan_scatter_kernel(), {chunks, plan_threads, plan_scatter_shared(experts)},
             parameters);

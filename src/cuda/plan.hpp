@@ -4,7 +4,7 @@
 #include "moe64/error.hpp"
 #include "moe64/ops.hpp"
 
-/// What kernels that make a plan in one launch ask of a call, and the call as they see it.
+/// Which calls kernels take that make a plan in one launch, and their parameters.
 namespace moe64::cuda {
 
 [[nodiscard]] support fits_one_launch(plan_args const& args);

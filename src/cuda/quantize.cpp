@@ -1,8 +1,8 @@
 #include "cuda/kernels/quantize/quantize.hpp"
 
-#include "cuda/fp8_row_major.hpp"
-#include "cuda/fused_quantize.hpp"
 #include "cuda/operations.hpp"
+#include "cuda/quantize/fp8_row_major.hpp"
+#include "cuda/quantize/target.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
@@ -48,8 +48,7 @@ void run_row_major(quantize_args const& args, stream where) {
   quantize_parameters const p = parameters_of(args);
   row_major_target const to = row_major_target_of(p.target, quantize_row_major_width);
   constexpr index_t tile = index_t{row_major_threads} * quantize_row_major_held;
-  on.launch(quantize_row_major_kernel(p.x.type),
-            {row_major_blocks(on, to, tile), row_major_threads},
+  on.launch(quantize_row_major_kernel(p.x.type), {row_major_ctas(on, to, tile), row_major_threads},
             quantize_row_major_parameters{row_major_rows_of(p.x), to});
 }
 

@@ -15,7 +15,7 @@ support can_take(index_t count, char const* argument, tensor_view const& tensor)
                        " columns, not a multiple of " + std::to_string(count));
   }
   if (tensor.stride[last] != 1) {
-    return support::no("columns of " + label + " are not adjacent");
+    return support::no("columns of " + label + " are not contiguous");
   }
   index_t const alignment = std::min<index_t>(bits(tensor.type) * count / 8, 16);
   bool aligned =

@@ -5,15 +5,11 @@
 
 namespace moe64::cuda {
 
-/// Blocks for each multiprocessor that are as good as no limit: where blocks that do one task and
-/// are gone keep the memory busier than blocks that stay.
-inline constexpr index_t one_task_each = index_t{1} << 20;
-
-/// Whether the kernels that take eight numbers at a time can take this tensor, whose last dimension
-/// is its columns: adjacent, whole eights, each aligned to its size (at most 16 bytes). `argument`
-/// names it in the reason.
+/// Whether kernels can load or store this tensor as vec8s (kernels/device/vec8.cuh): its columns,
+/// the last dimension, are contiguous and a multiple of 8, and each vec8 is aligned to its size, at
+/// most 16 bytes. `argument` names it in the reason.
 [[nodiscard]] support can_take_vec8(char const* argument, tensor_view const& tensor);
-/// The same for sixteen numbers at a time.
+/// The same for vec16s.
 [[nodiscard]] support can_take_vec16(char const* argument, tensor_view const& tensor);
 
 }  // namespace moe64::cuda

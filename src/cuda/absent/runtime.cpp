@@ -1,6 +1,6 @@
 #include "cuda/runtime/runtime.hpp"
 
-/// What stands for the CUDA runtime in a build without it: there are no devices, and everything
+/// The CUDA runtime of a build without it: there are no devices, and everything
 /// that would need one fails. Nothing but device_count and the two texts is ever reached.
 namespace moe64::cuda {
 namespace {

@@ -23,7 +23,7 @@ class device_guard {
 };
 
 /// errc::device_failure (or out_of_memory) with the name of `code`, unless it is success. The
-/// error is then forgotten by the runtime, so that nobody else reports it as their own.
+/// error is then forgotten by the runtime, so that no later call reports it as its own.
 void check(status code, char const* doing, moe64::device where);
 
 /// Throws errc::device_mismatch unless `data` is memory of `where`; `argument`.`member` names it.

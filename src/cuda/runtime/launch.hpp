@@ -15,6 +15,10 @@ struct grid {
   index_t shared_bytes = 0;  ///< per CTA, dynamic: what the kernel declares comes on top
 };
 
+/// As `ctas_per_sm` of launcher::ctas_for(): a CTA per task. CTAs that end after one task keep
+/// memory busier than persistent ones.
+inline constexpr index_t one_task_each = index_t{1} << 20;
+
 /// The launches of one operation on one stream. Making it makes the stream's device current and
 /// refuses operands that are not on it; the end of its life restores the device that was current,
 /// on every way out. Launches return when the work is queued: nothing here allocates or waits.
@@ -44,6 +48,8 @@ class launcher {
   /// Set `bytes` bytes of device memory.
   void fill(void* data, int byte, index_t bytes);
 
+  [[nodiscard]] char const* operation() const { return operation_; }
+  [[nodiscard]] moe64::device where() const { return where_.device; }
   /// Multiprocessors of the device.
   [[nodiscard]] index_t multiprocessors() const;
   /// Shared memory that a CTA may have on the device.

@@ -38,7 +38,7 @@ struct launch_config {
 };
 
 /// A tensor of rank 2 or 3 in device memory that TMA loads boxes of, or stores them to. Its
-/// innermost dimension is contiguous; what a loaded box has behind an extent is zero.
+/// innermost dimension is contiguous; what a loaded box has past an extent is zero.
 struct tensor_box {
   void const* data = nullptr;
   int element_bytes = 1;  ///< 1 or 2

@@ -5,10 +5,10 @@
 namespace moe64::cuda {
 namespace {
 
-/// visit(row, col, exists) for every number of [rows, inter]. The lanes of a warp stay together:
-/// behind the last column they come along with exists = false.
+/// visit(row, col, exists) for every element of [rows, inter]. The lanes of a warp stay converged:
+/// past the last column exists is false.
 template <class Visit>
-__device__ void for_each_number(index_t rows, index_t inter, Visit const& visit) {
+__device__ void for_each_element(index_t rows, index_t inter, Visit const& visit) {
   index_t const across = ceil_div(inter, index_t{activate_threads});
   for (index_t task = blockIdx.x; task < rows * across; task += gridDim.x) {
     index_t const row = task / across;
@@ -17,11 +17,16 @@ __device__ void for_each_number(index_t rows, index_t inter, Visit const& visit)
   }
 }
 
+/// Computes: out = activation(gate, up), rounded.
+/// Grid: a CTA per activate_threads columns of a row, grid-stride beyond.
+/// Threads: activate_threads, an element each.
+/// Shared memory: none.
+/// Limits: none; any strides and types.
 template <activation Kind>
 __global__ void activate_reference(activate_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
   index_t const rows = count_rows(p.live_rows, p.gate.extent[0]);
-  for_each_number(rows, p.gate.extent[1], [&](index_t row, index_t col, bool exists) {
+  for_each_element(rows, p.gate.extent[1], [&](index_t row, index_t col, bool exists) {
     float const gate = exists ? load_number(row_of(p.gate, row), col) : 0.0F;
     float const up = is_gated(Kind) && exists ? load_number(row_of(p.up, row), col) : 0.0F;
     float const out = activated<Kind>(p.spec, gate, up, powers);
@@ -29,11 +34,17 @@ __global__ void activate_reference(activate_parameters const p) {
   });
 }
 
+/// Computes: d_gate and d_up from gate, up and d_out, times the slot weight where d_out is
+///   weighted.
+/// Grid: a CTA per activate_threads columns of a row, grid-stride beyond.
+/// Threads: activate_threads, an element each.
+/// Shared memory: none.
+/// Limits: none; any strides and types.
 template <activation Kind>
 __global__ void activate_backward_reference(activate_backward_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
   index_t const rows = count_rows(p.live_rows, p.gate.extent[0]);
-  for_each_number(rows, p.gate.extent[1], [&](index_t row, index_t col, bool exists) {
+  for_each_element(rows, p.gate.extent[1], [&](index_t row, index_t col, bool exists) {
     float const gate = exists ? load_number(row_of(p.gate, row), col) : 0.0F;
     float const up = is_gated(Kind) && exists ? load_number(row_of(p.up, row), col) : 0.0F;
     float d = exists ? load_number(row_of(p.d_out, row), col) : 0.0F;

@@ -6,6 +6,11 @@
 namespace moe64::cuda {
 namespace {
 
+/// Computes: activation(gate, up), rounded to the type of gate, then codes and scales of it.
+/// Grid: a CTA per row, grid-stride beyond.
+/// Threads: any multiple of 32, over the columns.
+/// Shared memory: a word per warp.
+/// Limits: a scale per row or group; any strides and types.
 template <activation Kind>
 __global__ void activate_quantize_reference(activate_quantize_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
@@ -17,7 +22,7 @@ __global__ void activate_quantize_reference(activate_quantize_parameters const p
   });
 }
 
-/// Activations as numbers to quantise.
+/// Activations as elements to quantise (rows.cuh says what a source has).
 template <activation Kind, dtype Type>
 struct activated_source {
   static constexpr dtype type = Type;
@@ -28,7 +33,7 @@ struct activated_source {
   activate_quantize_parameters const& p;
   sixteenth_powers powers = sixteenth_powers::load();
 
-  struct row_place {
+  struct row_loader {
     activate_quantize_parameters const& p;
     std::uint8_t const* gate;
     std::uint8_t const* up;
@@ -42,10 +47,10 @@ struct activated_source {
       return result;
     }
   };
-  __device__ row_place row(index_t, index_t row) const {
+  __device__ row_loader row(index_t, index_t row) const {
     return {p, data_of(p.gate, row), is_gated(Kind) ? data_of(p.up, row) : nullptr};
   }
-  __device__ raw16<Type> numbers(fetched const& in) const {
+  __device__ raw16<Type> elements(fetched const& in) const {
     fetched made = in;
     activate_vec8<Kind>(p.spec, made.gate.half, made.up.half, powers);
     return made.gate;
@@ -58,12 +63,23 @@ struct activated_source {
   }
 };
 
+/// Computes: activation(gate, up) as codes e4m3 and scales, a scale for every 16 * 2^n <= 512
+///   columns.
+/// Grid: a CTA per tile of groups_tile vec16s, grid-stride beyond.
+/// Threads: groups_threads, two vec16s each; 2^n neighbouring lanes hold a group.
+/// Shared memory: none.
+/// Limits: can_make_groups(), can_take_vec16() of all operands.
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(groups_threads, 16)
     activate_groups(activate_quantize_parameters const p) {
   quantize_groups_of<dtype::e4m3>(activated_source<Kind, Type>{p}, p.target);
 }
 
+/// Computes: activation(gate, up) as codes e4m3 and scales, a scale for every row.
+/// Grid: a CTA per row, grid-stride beyond.
+/// Threads: as many as hold a row, activate_held elements each; at most activate_rows_threads.
+/// Shared memory: two words per warp, for the largest magnitude.
+/// Limits: can_make_blocks(), can_take_vec16() of all operands.
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(activate_rows_threads)
     activate_rows(activate_quantize_parameters const p) {

@@ -6,11 +6,11 @@
 
 #include <type_traits>
 
-/// The activations of one pair of numbers and their slopes, bit for bit as the vectors of the CPU
-/// backend compute them. All 32 lanes of a warp must call them together.
+/// The activations of gate and up and their derivatives, bit for bit as the SIMD code of the CPU
+/// backend computes them. All 32 lanes of a warp must call them together.
 namespace moe64::cuda {
 
-/// A function of one number and its derivative.
+/// The value of a function and its derivative.
 struct point {
   float value, slope;
 };
@@ -20,7 +20,7 @@ template <bool Near>
 __device__ inline point swish(float x, float alpha, sixteenth_powers const& powers) {
   float const scaled = alpha * x;
   sigmoid_pair const s = sigmoid_of<Near>(scaled, powers);
-  return {x * s.value, s.value * __fmaf_rn(scaled, s.rest, 1.0F)};
+  return {x * s.value, s.value * __fmaf_rn(scaled, s.complement, 1.0F)};
 }
 
 template <bool Near>
@@ -39,14 +39,14 @@ __device__ inline point gelu_tanh(float x, sixteenth_powers const& powers) {
   sigmoid_pair const s =
       sigmoid_of<Near>(2.0F * slope * x * __fmaf_rn(cubic, square, 1.0F), powers);
   float const steepness = 2.0F * slope * __fmaf_rn(3.0F * cubic, square, 1.0F);
-  // Far out the steepness overflows; there the curve is a line and bends no more.
-  float const bend = s.value * s.rest;
+  // Far from zero the steepness overflows, where the curvature is 0.
+  float const bend = s.value * s.complement;
   float const curved = x * bend * steepness;
   return {x * s.value, s.value + (bend == 0.0F ? 0.0F : curved)};
 }
 
 __device__ inline point relu2(float x) {
-  // Written so that NaN passes: it is neither positive nor a reason for zero.
+  // Written so that NaN stays NaN.
   float const positive = x < 0.0F ? 0.0F : x;
   return {positive * positive, 2.0F * positive};
 }
@@ -57,7 +57,7 @@ struct factors {
   point first, second;
 };
 
-/// `Bounded`: gate and up have been bounded already.
+/// `Bounded`: gate and up have been clamped already.
 template <activation Kind, bool Near, bool Bounded = false>
 __device__ inline factors factors_of(activation_spec const& spec, float gate, float up,
                                      sixteenth_powers const& powers) {
@@ -88,7 +88,7 @@ __device__ inline factors factors_of(activation_spec const& spec, float gate, fl
   }
 }
 
-/// activation(gate, up) before its one rounding.
+/// activation(gate, up), not yet rounded.
 template <activation Kind, bool Near = false, bool Bounded = false>
 __device__ inline float activated(activation_spec const& spec, float gate, float up,
                                   sixteenth_powers const& powers) {
@@ -107,18 +107,17 @@ __device__ inline gate_up_gradient gradient_of(activation_spec const& spec, floa
   return {d * f.second.value * f.first.slope, d * f.first.value * f.second.slope};
 }
 
-/// Whether no exponential leaves its near reach where gates are no further from zero than this; not
-/// for NaN.
+/// Whether all exponentials are within near_reach for gates of at most this magnitude; false for
+/// NaN.
 template <activation Kind>
-__device__ inline bool is_near(activation_spec const& spec, float furthest) {
-  if constexpr (Kind == activation::gptoss_glu) return furthest * fabsf(spec.alpha) <= near_reach;
-  if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) return furthest <= 13.0F;
-  if constexpr (Kind == activation::gelu_tanh_glu) return furthest <= 9.5F;
-  return furthest <= near_reach;
+__device__ inline bool is_near(activation_spec const& spec, float largest) {
+  if constexpr (Kind == activation::gptoss_glu) return largest * fabsf(spec.alpha) <= near_reach;
+  if constexpr (Kind == activation::gelu_glu || Kind == activation::gelu) return largest <= 13.0F;
+  if constexpr (Kind == activation::gelu_tanh_glu) return largest <= 9.5F;
+  return largest <= near_reach;
 }
 
-/// Bounds gates and ups two at a time, and says whether it could: the limit must be a number of
-/// their type.
+/// Clamps gates and ups two at a time; false where it cannot: their type must represent the limit.
 template <activation Kind, dtype Type, int Count>
 __device__ inline bool bound_pairs(activation_spec const& spec, raw8<Type> (&gates)[Count],
                                    raw8<Type> (&ups)[Count]) {
@@ -137,16 +136,16 @@ __device__ inline bool bound_pairs(activation_spec const& spec, raw8<Type> (&gat
   return false;
 }
 
-/// Activations of 8 * Count numbers, each rounded once, in place of the gates.
+/// Activations of `Count` vec8s, each rounded once, in place of the gates.
 template <activation Kind, dtype Type, int Count>
 __device__ inline void activate_vec8(activation_spec const& spec, raw8<Type> (&gates)[Count],
                                      raw8<Type> (&ups)[Count], sixteenth_powers const& powers) {
-  std::uint32_t furthest = 0;
+  std::uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < 4 * Count; ++i) {
-    furthest = larger_halves<Type>(furthest, gates[i / 4].word[i % 4]);
+    largest = larger_halves<Type>(largest, gates[i / 4].word[i % 4]);
   }
-  bool const near = is_near<Kind>(spec, __uint_as_float(larger_half<Type>(furthest)));
+  bool const near = is_near<Kind>(spec, __uint_as_float(larger_half<Type>(largest)));
   auto const compute = [&](auto by_near, auto bounded) {
 #pragma unroll
     for (int n = 0; n < Count; ++n) {
@@ -160,7 +159,7 @@ __device__ inline void activate_vec8(activation_spec const& spec, raw8<Type> (&g
       gates[n] = encode8<Type>(gate);
     }
   };
-  // The lanes of a warp go the same way.
+  // Uniform for a warp.
   if (!__all_sync(0xffffffffU, near)) {
     compute(std::false_type{}, std::false_type{});
   } else if (bound_pairs<Kind>(spec, gates, ups)) {
@@ -170,7 +169,7 @@ __device__ inline void activate_vec8(activation_spec const& spec, raw8<Type> (&g
   }
 }
 
-/// visitor(constant) with the kind as a constant; of host and device.
+/// visitor(kind as a constant); on host and device.
 template <class Visitor>
 __host__ __device__ auto visit_kind(activation kind, Visitor const& visitor) {
   using enum activation;

@@ -4,36 +4,36 @@
 #include "cuda/kernels/activate/activation.cuh"
 #include "cuda/kernels/device/thread_index.cuh"
 
-/// Activations of bf16 by a table in shared memory: a gate of 16 bits has few values, and the gelu
-/// takes more instructions for each than memory leaves time for.
+/// Activations of bf16 by a table in shared memory: gates of 16 bits have few values, and computing
+/// gelu takes more instructions than a memory-bound kernel has room for.
 namespace moe64::cuda {
 
-/// The first factor of every gate of [2^-24, 2^8) and of both signs, bit for bit as computed.
+/// The first factor of factors_of() for every gate of [2^-24, 2^8) and of both signs, bit for bit.
 template <activation Kind>
 class gate_table {
  public:
-  /// By all threads of a block; `numbers` holds gate_table_entries.
-  __device__ gate_table(float* numbers, activation_spec const& spec) : numbers_(numbers) {
-    for (int i = thread_number(); i < gate_table_entries; i += block_threads()) {
+  /// By all threads of a CTA; `entries` has room for gate_table_entries. Ends with a barrier.
+  __device__ gate_table(float* entries, activation_spec const& spec) : entries_(entries) {
+    for (int i = thread_number(); i < gate_table_entries; i += cta_threads()) {
       auto const bits = static_cast<std::uint32_t>(i);  // narrow-ok: an entry
       float const gate = __uint_as_float((lowest + bits / 2) << 16 | (bits & 1U) << 31);
       bool const near = __all_sync(0xffffffffU, is_near<Kind>(spec, fabsf(gate)));
-      numbers[i] = (near ? factors_of<Kind, true>(spec, gate, 0.0F, powers_)
+      entries[i] = (near ? factors_of<Kind, true>(spec, gate, 0.0F, powers_)
                          : factors_of<Kind, false>(spec, gate, 0.0F, powers_))
                        .first.value;
     }
     __syncthreads();
   }
 
-  /// As activate_vec8.
+  /// The same as activate_vec8, which computes warps that have a gate outside of the table.
   template <int Count>
   __device__ void activate(activation_spec const& spec, raw8<dtype::bf16> (&gates)[Count],
                            raw8<dtype::bf16> (&ups)[Count]) const {
-    std::uint32_t entries[Count][4], outside = 0;
+    std::uint32_t indices[Count][4], outside = 0;
 #pragma unroll
     for (int i = 0; i < 4 * Count; ++i) {
-      std::uint32_t const pair = entries_of(gates[i / 4].word[i % 4]);
-      entries[i / 4][i % 4] = pair;
+      std::uint32_t const pair = indices_of(gates[i / 4].word[i % 4]);
+      indices[i / 4][i % 4] = pair;
       outside |= pair & ~(0x10001U * (gate_table_entries - 1));
     }
     if (__any_sync(0xffffffffU, outside != 0)) {
@@ -46,8 +46,8 @@ class gate_table {
       decode8<dtype::bf16>(ups[n], up);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        std::uint32_t const pair = entries[n][i / 2];
-        float const first = numbers_[i % 2 == 0 ? pair & 0xffffU : pair >> 16];
+        std::uint32_t const pair = indices[n][i / 2];
+        float const first = entries_[i % 2 == 0 ? pair & 0xffffU : pair >> 16];
         out[i] = is_gated(Kind) ? first * up[i] : first;
       }
       gates[n] = encode8<dtype::bf16>(out);
@@ -58,14 +58,14 @@ class gate_table {
   static constexpr std::uint32_t lowest = 0x3380;  ///< 2^-24
   static_assert(Kind == activation::gelu_glu || Kind == activation::gelu);
 
-  /// The entries of two gates: what they are above the lowest, and the sign in the lowest bit. A
-  /// gate that is outside has higher bits, and may spoil the other one.
-  __device__ static std::uint32_t entries_of(std::uint32_t gates) {
-    std::uint32_t const turned = (gates << 1 & 0xfffefffeU) | (gates >> 15 & 0x00010001U);
-    return turned - 0x20002U * lowest;
+  /// The indices of two gates: their bits above the lowest, with the sign as the lowest bit. A gate
+  /// outside of the table has higher bits, and may corrupt the other index.
+  __device__ static std::uint32_t indices_of(std::uint32_t gates) {
+    std::uint32_t const rotated = (gates << 1 & 0xfffefffeU) | (gates >> 15 & 0x00010001U);
+    return rotated - 0x20002U * lowest;
   }
 
-  float const* numbers_;
+  float const* entries_;
   sixteenth_powers powers_ = sixteenth_powers::load();
 };
 

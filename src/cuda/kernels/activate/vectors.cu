@@ -6,36 +6,36 @@
 namespace moe64::cuda {
 namespace {
 
-/// Where the eight numbers at (row, col) lie.
+/// The address of the vec8 at (row, col).
 template <dtype Type>
-__device__ std::uint8_t* eight_at(tensor_view const& matrix, index_t row, index_t col) {
+__device__ std::uint8_t* vec8_at(tensor_view const& matrix, index_t row, index_t col) {
   return static_cast<std::uint8_t*>(matrix.data) +
          (offset_of(matrix, row) + col) * (bits(Type) / 8);
 }
 
-/// visit(row, col, exists) for every eight columns of every `rows_each`-th row, by all threads of
-/// the grid; the lanes of a warp stay together, behind the last one too.
+/// visit(row, col, exists) for every vec8 of every `rows_each`-th row, grid-stride; the lanes of a
+/// warp stay converged, past the last one too.
 template <class Visit>
-__device__ void for_each_eight(index_t rows, divisor const& across, int rows_each,
-                               Visit const& visit) {
-  index_t const eights = ceil_div(rows, rows_each) * across.by;
+__device__ void for_each_vec8(index_t rows, divisor const& across, int rows_each,
+                              Visit const& visit) {
+  index_t const vec8s = ceil_div(rows, rows_each) * across.by;
   index_t const step = index_t{gridDim.x} * blockDim.x;
-  for (index_t first = index_t{blockIdx.x} * blockDim.x; first < eights; first += step) {
-    index_t const eight = first + threadIdx.x, band = divided(eight, across);
-    visit(band * rows_each, (eight - band * across.by) * 8, eight < eights);
+  for (index_t first = index_t{blockIdx.x} * blockDim.x; first < vec8s; first += step) {
+    index_t const vec8 = first + threadIdx.x, band = divided(vec8, across);
+    visit(band * rows_each, (vec8 - band * across.by) * 8, vec8 < vec8s);
   }
 }
 
-/// activate(gates, ups) for all eights of a problem, those of two rows at a time; all lanes of a
+/// activate(gates, ups) for all vec8s of a problem, those of two rows at a time; all lanes of a
 /// warp together.
 template <activation Kind, dtype Type, class Activate>
 __device__ void activate_all(activate_parameters const& p, Activate const& activate) {
   index_t const rows = count_rows(p.live_rows, p.gate.extent[0]);
   constexpr int rows_each = activate_rows_each;
-  for_each_eight(rows, p.row_eights, rows_each, [&](index_t row, index_t col, bool exists) {
-    std::uint8_t const* const gate_at = eight_at<Type>(p.gate, row, col);
-    std::uint8_t const* const up_at = eight_at<Type>(p.up, row, col);
-    std::uint8_t* const out_at = eight_at<Type>(p.out, row, col);
+  for_each_vec8(rows, p.row_vec8s, rows_each, [&](index_t row, index_t col, bool exists) {
+    std::uint8_t const* const gate_at = vec8_at<Type>(p.gate, row, col);
+    std::uint8_t const* const up_at = vec8_at<Type>(p.up, row, col);
+    std::uint8_t* const out_at = vec8_at<Type>(p.out, row, col);
     constexpr index_t size = bits(Type) / 8;
     raw8<Type> gates[rows_each] = {}, ups[rows_each] = {};
 #pragma unroll
@@ -53,6 +53,11 @@ __device__ void activate_all(activate_parameters const& p, Activate const& activ
   });
 }
 
+/// Computes: out = activation(gate, up), rounded.
+/// Grid: a CTA for a vec8 of two rows per thread, grid-stride beyond.
+/// Threads: activate_threads.
+/// Shared memory: none.
+/// Limits: all operands bf16 or all f16, can_take_vec8() of each.
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(activate_threads, 5)
     activate_vectors(activate_parameters const p) {
@@ -61,27 +66,38 @@ __global__ void __launch_bounds__(activate_threads, 5)
       p, [&](auto& gates, auto& ups) { activate_vec8<Kind>(p.spec, gates, ups, powers); });
 }
 
+/// Computes: the same for gelu and gelu_glu of bf16, by a table of gates.
+/// Grid: persistent, a CTA per SM.
+/// Threads: gate_table_threads.
+/// Shared memory: the table, 32 KiB.
+/// Limits: bf16, can_take_vec8() of each operand.
 template <activation Kind>
 __global__ void __launch_bounds__(gate_table_threads)
     activate_by_table(activate_parameters const p) {
-  __shared__ float numbers[gate_table_entries];
-  gate_table<Kind> const table(numbers, p.spec);
+  __shared__ float entries[gate_table_entries];
+  gate_table<Kind> const table(entries, p.spec);
   activate_all<Kind, dtype::bf16>(
       p, [&](auto& gates, auto& ups) { table.activate(p.spec, gates, ups); });
 }
 
+/// Computes: d_gate and d_up from gate, up and d_out, times the slot weight where d_out is
+///   weighted.
+/// Grid: a CTA for a vec8 per thread, grid-stride beyond.
+/// Threads: activate_threads.
+/// Shared memory: none.
+/// Limits: all operands bf16 or all f16, can_take_vec8() of each.
 template <activation Kind, dtype Type>
 __global__ void __launch_bounds__(activate_threads)
     activate_backward_vectors(activate_backward_parameters const p) {
   sixteenth_powers const powers = sixteenth_powers::load();
   index_t const rows = count_rows(p.live_rows, p.gate.extent[0]);
-  for_each_eight(rows, p.row_eights, 1, [&](index_t row, index_t col, bool exists) {
+  for_each_vec8(rows, p.row_vec8s, 1, [&](index_t row, index_t col, bool exists) {
     raw8<Type> gates = {}, ups = {}, d_outs = {};
     float weight = 1.0F;
     if (exists) {
-      gates = load8<Type>(eight_at<Type>(p.gate, row, col));
-      if (is_gated(Kind)) ups = load8<Type>(eight_at<Type>(p.up, row, col));
-      d_outs = load8<Type>(eight_at<Type>(p.d_out, row, col));
+      gates = load8<Type>(vec8_at<Type>(p.gate, row, col));
+      if (is_gated(Kind)) ups = load8<Type>(vec8_at<Type>(p.up, row, col));
+      d_outs = load8<Type>(vec8_at<Type>(p.d_out, row, col));
       if (p.row_to_slot.present()) {
         weight = element<float>(p.slot_weight, element<index_t>(p.row_to_slot, row));
       }
@@ -98,8 +114,8 @@ __global__ void __launch_bounds__(activate_threads)
       up[i] = g.up;
     }
     if (!exists) return;
-    store8<Type>(eight_at<Type>(p.d_gate, row, col), encode8<Type>(gate));
-    if (is_gated(Kind)) store8<Type>(eight_at<Type>(p.d_up, row, col), encode8<Type>(up));
+    store8<Type>(vec8_at<Type>(p.d_gate, row, col), encode8<Type>(gate));
+    if (is_gated(Kind)) store8<Type>(vec8_at<Type>(p.d_up, row, col), encode8<Type>(up));
   });
 }
 

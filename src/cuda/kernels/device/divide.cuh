@@ -4,7 +4,7 @@
 
 namespace moe64::cuda {
 
-/// A division of 64-bit numbers takes a hundred instructions, one of 32-bit numbers a few.
+/// A 64-bit division takes a hundred instructions, a 32-bit one a few.
 __device__ inline index_t divide(index_t count, index_t by) {
   if (((count | by) >> 32) != 0) return count / by;
   return static_cast<std::uint32_t>(count) / static_cast<std::uint32_t>(by);  // narrow-ok: tested

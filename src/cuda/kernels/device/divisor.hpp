@@ -7,11 +7,11 @@
 
 namespace moe64::cuda {
 
-/// A number that kernels divide by: counts below 2^31 by a multiplication with 2^(32 + shift) / by,
-/// rounded up.
+/// What kernels divide by: counts below 2^31 by a multiplication with 2^(32 + shift) / by, rounded
+/// up.
 struct divisor {
   index_t by = 1;
-  std::uint32_t magic = 0;  ///< 0: it must be divided
+  std::uint32_t magic = 0;  ///< 0: divide
   std::uint32_t shift = 0;
 };
 

@@ -7,25 +7,25 @@
 /// Elements divided by the factor of their block, as codes.
 namespace moe64::cuda {
 
-/// number / factor within the codes; zero where the factor is NaN. A quotient that is NaN stays so.
-__device__ inline float bounded_quotient(float number, float factor, float largest_code) {
+/// x / factor within the codes; zero where the factor is NaN. A quotient that is NaN stays so.
+__device__ inline float bounded_quotient(float x, float factor, float largest_code) {
   if (factor != factor) return 0.0F;
-  float const exact = number / factor;
+  float const exact = x / factor;
   return exact < -largest_code ? -largest_code : (largest_code < exact ? largest_code : exact);
 }
 
-/// Whether no step of quotient() can leave the normal numbers, except for quotients that are zero
-/// as codes.
+/// Whether all steps of quotient() stay normal, except for quotients that are zero as codes.
 __device__ inline bool is_easy_factor(float factor) {
   return factor >= 0x1p-60F && factor <= 0x1p60F;
 }
 
-/// What the codes of one block are made with: the stored scale and the factor that it stands for.
+/// What the codes of one block are made with: the stored scale, and the factor that elements are
+/// divided by (the scale as it is read again, times a global one).
 struct block_factor {
   std::uint32_t scale;
   float factor;
-  float reciprocal;  ///< of the factor; 0: divide
-  float rest;        ///< of short quotients: what the reciprocal lacks, above zero
+  float reciprocal;      ///< of the factor; 0: divide
+  float reciprocal_low;  ///< of short quotients: the low part of the reciprocal, above zero
 };
 
 /// Whether quotients of these are computed by short_quotient().
@@ -33,15 +33,15 @@ template <dtype Code, dtype X>
 inline constexpr bool takes_short_quotients = bits(X) == 16 &&
                                               (Code == dtype::e4m3 || Code == dtype::e5m2);
 
-/// x / factor rounded to nearest, for x of at most 11 bits and a factor that is the quotient of
-/// such a number by the largest code, or has 11 bits itself: none of these quotients is so close to
-/// the middle of two floats that the error of this, 2^-46 of it, would matter. Zeros keep their
-/// sign.
+/// x / factor rounded to nearest, for x of at most 11 significant bits and a factor that is such a
+/// value divided by the largest code, or has 11 bits itself: none of these quotients is so close to
+/// the midpoint of two floats that the relative error of this, 2^-46, would matter. Zeros keep
+/// their sign.
 __device__ inline float short_quotient(float x, block_factor const& by) {
-  return __fmaf_rn(x, by.reciprocal, x * by.rest);
+  return __fmaf_rn(x, by.reciprocal, x * by.reciprocal_low);
 }
 
-/// The reciprocal of an easy factor, and for short quotients its rest.
+/// With the reciprocal of an easy factor, and for short quotients its low part.
 template <bool Short>
 __device__ inline block_factor with_reciprocal(std::uint32_t scale, float factor) {
   if constexpr (!Short) return {scale, factor, reciprocal(factor), 0.0F};
@@ -52,7 +52,7 @@ __device__ inline block_factor with_reciprocal(std::uint32_t scale, float factor
   return {scale, factor, below, __fmaf_rn(-factor, below, 1.0F) * below};
 }
 
-/// The factor of any block, kept out of the way of the usual ones.
+/// The factor of any block: the slow path, not inlined.
 template <bool Short>
 __device__ __noinline__ block_factor unusual_factor(dtype type, std::uint32_t largest,
                                                     float largest_code, global_factor global) {
@@ -89,55 +89,54 @@ __device__ inline block_factor factor_for(dtype type, std::uint32_t largest,
   return unusual_factor<is_short>(type, largest, most, global);
 }
 
-/// The codes of eight numbers with a division for each: for any factor, and kept out of the way of
-/// the usual case.
+/// The codes of a vec8 with a division for each, for any factor: the slow path, not inlined.
 template <dtype Code, dtype X>
 __device__ __noinline__ raw8<Code> divided_codes_of(raw8<X> x, float factor) {
-  float numbers[8];
-  decode8<X>(x, numbers);
+  float values[8];
+  decode8<X>(x, values);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    numbers[i] = bounded_quotient(numbers[i], factor, largest_code_of<Code>);
-    if (is_integer<Code> && numbers[i] != numbers[i]) numbers[i] = 0.0F;
+    values[i] = bounded_quotient(values[i], factor, largest_code_of<Code>);
+    if (is_integer<Code> && values[i] != values[i]) values[i] = 0.0F;
   }
-  return encode8<Code>(numbers);
+  return encode8<Code>(values);
 }
 
-/// The codes of eight numbers whose quotients by the factor are easy.
+/// The codes of a vec8 by an easy factor.
 template <dtype Code, dtype X>
 __device__ inline raw8<Code> easy_codes_of(raw8<X> const& x, block_factor const& by) {
-  float numbers[8];
-  decode8<X>(x, numbers);
+  float values[8];
+  decode8<X>(x, values);
   if constexpr (takes_short_quotients<Code, X>) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) numbers[i] = short_quotient(numbers[i], by);
-    return encode8<Code>(numbers);
+    for (int i = 0; i < 8; ++i) values[i] = short_quotient(values[i], by);
+    return encode8<Code>(values);
   } else if constexpr (is_integer<Code>) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      float const exact = quotient(numbers[i], by.factor, by.reciprocal);
-      numbers[i] = fminf(fmaxf(exact, -largest_code_of<Code>), largest_code_of<Code>);
+      float const exact = quotient(values[i], by.factor, by.reciprocal);
+      values[i] = fminf(fmaxf(exact, -largest_code_of<Code>), largest_code_of<Code>);
     }
-    return encode8<Code>(numbers);
+    return encode8<Code>(values);
   } else {
     // quotient() loses the sign of zero, so it gets magnitudes, and the codes the sign afterwards.
     float magnitudes[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      magnitudes[i] = quotient(fabsf(numbers[i]), by.factor, by.reciprocal);
+      magnitudes[i] = quotient(fabsf(values[i]), by.factor, by.reciprocal);
     }
     raw8<Code> codes = encode8<Code>(magnitudes);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       constexpr int size = bits(Code), in_word = 32 / size;
-      std::uint32_t const sign = __float_as_uint(numbers[i]) >> 31;
+      std::uint32_t const sign = __float_as_uint(values[i]) >> 31;
       codes.word[i / in_word] |= sign << (i % in_word * size + size - 1);
     }
     return codes;
   }
 }
 
-/// Sixteen elements that lie side by side.
+/// vec16: sixteen adjacent elements.
 template <dtype Type>
 struct raw16 {
   raw8<Type> half[2];
@@ -149,7 +148,7 @@ __device__ inline raw16<Type> load16(void const* data) {
       {load8<Type>(data), load8<Type>(static_cast<std::uint8_t const*>(data) + bytes_of_8(Type))}};
 }
 
-/// Codes of 8 or 4 bits, past the caches and in one piece.
+/// Codes of 8 or 4 bits, streaming, by one instruction.
 template <dtype Code>
 __device__ inline void store16(void* data, raw16<Code> const& x) {
   if constexpr (bits(Code) == 8) {
@@ -160,8 +159,7 @@ __device__ inline void store16(void* data, raw16<Code> const& x) {
   }
 }
 
-/// The largest magnitude of sixteen numbers, as bits of f32: infinity and NaN are larger than all
-/// others.
+/// The largest magnitude of a vec16, as bits of f32: infinity and NaN are larger than all others.
 template <dtype X>
 __device__ inline std::uint32_t largest_of(raw16<X> const& x) {
   std::uint32_t largest = 0;
@@ -178,7 +176,7 @@ __device__ inline std::uint32_t largest_of(raw16<X> const& x) {
   }
 }
 
-/// The codes of sixteen numbers divided by the factor of their block.
+/// The codes of a vec16 by the factor of its block.
 template <dtype Code, dtype X>
 __device__ inline raw16<Code> codes_of(raw16<X> const& x, block_factor const& by) {
   if (by.reciprocal != 0.0F) {

@@ -6,7 +6,7 @@ namespace moe64::cuda {
 
 /// Where the matrices of experts are in a stack: expert_places for the device.
 struct matrix_places {
-  index_t const* table;  ///< null: that of expert e is number e
+  index_t const* table;  ///< null: the matrix of expert e has index e
   index_t stride;        ///< of the table
   index_t count;         ///< places of the stack
 };

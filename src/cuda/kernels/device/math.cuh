@@ -38,7 +38,7 @@ __device__ inline float quotient(float x, float y, float reciprocal_of_y) {
 /// The bits of 2^(i / 16) without those of i where exp_of_negative() adds them together with the
 /// exponent: one addition for both.
 struct sixteenth_power_bits {
-  std::uint32_t number[16];
+  std::uint32_t bits[16];
 };
 [[nodiscard]] constexpr sixteenth_power_bits make_sixteenth_powers() {
   constexpr float powers[16] = {0x1.000000p+0F, 0x1.0b5586p+0F, 0x1.172b84p+0F, 0x1.2387a6p+0F,
@@ -47,30 +47,30 @@ struct sixteenth_power_bits {
                                 0x1.ae89fap+0F, 0x1.c199bep+0F, 0x1.d5818ep+0F, 0x1.ea4afap+0F};
   sixteenth_power_bits result{};
   for (std::uint32_t i = 0; i < 16; ++i) {
-    result.number[i] = std::bit_cast<std::uint32_t>(powers[i]) - (i << 19);
+    result.bits[i] = std::bit_cast<std::uint32_t>(powers[i]) - (i << 19);
   }
   return result;
 }
 __constant__ constexpr sixteenth_power_bits sixteenth_powers_of_2 = make_sixteenth_powers();
 
-/// The same, spread over a warp: lane i holds number i % 16.
+/// The same, spread over a warp: lane i has entry i % 16.
 struct sixteenth_powers {
   std::uint32_t mine;
 
   __device__ static sixteenth_powers load() {
-    return {sixteenth_powers_of_2.number[threadIdx.x % 16]};
+    return {sixteenth_powers_of_2.bits[threadIdx.x % 16]};
   }
-  /// Number i % 16; a shuffle looks at the lower 5 bits of i only.
+  /// Entry i % 16; a shuffle takes the lower 5 bits of i only.
   __device__ std::uint32_t operator[](std::uint32_t i) const {
     return __shfl_sync(0xffffffffU, mine, static_cast<int>(i));  // narrow-ok: only its bits count
   }
 };
 
-/// Down to here exp is a normal number by a margin, and its exponent can be put in as bits.
+/// exp is normal down to here, by a margin, so its exponent can be added as bits.
 inline constexpr float near_reach = 86.0F;
 
 /// exp(x) for x <= 0, to 1 unit in the last place, subnormal results included. With `Near` x is at
-/// least -near_reach or NaN: the same bits with less work.
+/// least -near_reach or NaN: the same bits by fewer instructions.
 template <bool Near>
 __device__ inline float exp_of_negative(float x, sixteenth_powers const& powers) {
   constexpr float shifter = 0x1.8p19F;
@@ -89,18 +89,18 @@ __device__ inline float exp_of_negative(float x, sixteenth_powers const& powers)
     return __fmaf_rn(scaled, tail, scaled);
   } else {
     float const fraction = __uint_as_float(power + (place % 16 << 19));
-    int const whole = static_cast<int>(place << 19 & 0xff800000U);  // narrow-ok: floor(n) << 23
+    int const exponent = static_cast<int>(place << 19 & 0xff800000U);  // narrow-ok: floor(n) << 23
     // Times 2^floor(n), in two steps of which only the second can round: n may be below -126.
-    int const first = max(whole, -100 * (1 << 23));
+    int const first = max(exponent, -100 * (1 << 23));
     constexpr int one = 127 << 23;
     float const scaled = __fmaf_rn(fraction, tail, fraction) * __int_as_float(first + one);
-    return scaled * __int_as_float(whole - first + one);
+    return scaled * __int_as_float(exponent - first + one);
   }
 }
 
-/// 1 / (1 + exp(-x)) and what it lacks to 1.
+/// 1 / (1 + exp(-x)), and 1 minus it.
 struct sigmoid_pair {
-  float value, rest;
+  float value, complement;
 };
 template <bool Near>
 __device__ inline sigmoid_pair sigmoid_of(float x, sixteenth_powers const& powers) {

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-/// Element i of an array read as f32 and written from f32, whatever its type: a switch that is the
-/// same for all threads. The codecs are those of the host, so the bits are too.
+/// Element i of an array read as f32 and written from f32, whatever its type: a uniform switch. The
+/// codecs are those of the host, so the bits are too.
 namespace moe64::cuda {
 
 __device__ inline std::uint32_t load_nibble(void const* data, index_t i) {

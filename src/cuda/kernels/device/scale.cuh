@@ -81,12 +81,12 @@ __device__ inline void store_scale(tensor_view const& scales, index_t offset, st
   }
 }
 
-/// The bits of infinity, and those of the NaN that a block gets that holds infinity or NaN.
+/// The bits of infinity, and those of the NaN that a block gets that has infinity or NaN.
 inline constexpr std::uint32_t infinity_bits = 0x7f800000U;
 inline constexpr std::uint32_t nan_bits = 0x7fc00000U;
 
 /// The scale of a block whose largest magnitude has the bits `largest`: largest / largest code, but
-/// never zero; 1 for a block of zeros, NaN for one that holds infinity or NaN.
+/// never zero; 1 for a block of zeros, NaN for one that has infinity or NaN.
 __device__ inline stored_scale scale_for(dtype type, std::uint32_t largest, float largest_code,
                                          global_factor const& global) {
   if (largest >= infinity_bits) return round_scale(type, __uint_as_float(nan_bits));
@@ -94,7 +94,7 @@ __device__ inline stored_scale scale_for(dtype type, std::uint32_t largest, floa
   if (largest != 0) wanted = global.taken_from(__uint_as_float(largest) / largest_code);
   stored_scale const rounded = round_scale(type, wanted);
   if (rounded.value != 0.0F) return rounded;
-  // In every type that can round to zero the smallest positive number has the code 1.
+  // In every type that can round to zero the smallest positive value has the code 1.
   switch (type) {
     case dtype::bf16:
       return {1, decode_bf16(1)};

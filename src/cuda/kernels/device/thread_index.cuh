@@ -2,7 +2,7 @@
 
 #include "moe64/index.hpp"
 
-/// The few numbers that are 32-bit: where a thread is in its block, and counts within a tile.
+/// The few indices that are 32-bit: of a thread in its CTA, and within a tile.
 namespace moe64::cuda {
 
 __device__ inline int thread_number() {
@@ -11,7 +11,7 @@ __device__ inline int thread_number() {
 __device__ inline int lane_number() { return thread_number() % 32; }
 __device__ inline int warp_number() { return thread_number() / 32; }
 
-__device__ inline int block_threads() {
+__device__ inline int cta_threads() {
   return static_cast<int>(blockDim.x);  // narrow-ok: at most 1024
 }
 
@@ -20,8 +20,8 @@ __device__ inline int within(index_t count, int extent) {
   return count < extent ? static_cast<int>(count) : extent;  // narrow-ok: below an int
 }
 
-/// Which thread this is, found anew at every use: the sums leave no register for what could be
-/// kept, and a register kept in memory waits behind all that the copy engine brings.
+/// Which thread this is, read from %tid at every use: accumulators leave no register to keep it in,
+/// and a spilled one would be reloaded behind the TMA traffic.
 struct thread_index {
   [[nodiscard]] static __device__ __forceinline__ int number() {
     int number;

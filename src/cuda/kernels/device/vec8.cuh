@@ -8,8 +8,9 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-/// Eight elements that lie side by side, as registers and as f32: what a thread of the fast kernels
-/// moves at a time. The bits are those of the host's codecs; NaN is NaN, whatever its payload.
+/// vec8: eight adjacent elements, as raw registers and as f32, which a thread of the fast kernels
+/// loads or stores at a time. The bits are those of the host's codecs; NaN is NaN, whatever its
+/// payload.
 namespace moe64::cuda {
 
 /// Eight elements of `Type` as they lie in memory.
@@ -19,13 +20,13 @@ struct raw8 {
   std::uint32_t word[words];
 };
 
-/// Bytes that eight elements take, and the alignment that load8 and store8 need.
+/// Bytes of a vec8, and the alignment that load8 and store8 need.
 [[nodiscard]] constexpr index_t bytes_of_8(dtype type) { return bits(type); }
 [[nodiscard]] constexpr index_t alignment_of_8(dtype type) {
   return bytes_of_8(type) < 16 ? bytes_of_8(type) : 16;
 }
 
-/// Read past the caches: nobody reads it again soon.
+/// Streaming (ld.cs): evicted first, since it is read once.
 template <dtype Type>
 __device__ inline raw8<Type> load8(void const* data) {
   raw8<Type> result;
@@ -46,7 +47,7 @@ __device__ inline raw8<Type> load8(void const* data) {
   return result;
 }
 
-/// Written past the caches.
+/// Streaming (st.cs).
 template <dtype Type>
 __device__ inline void store8(void* data, raw8<Type> const& x) {
   if constexpr (raw8<Type>::words == 1) {
@@ -80,7 +81,7 @@ __device__ inline float2 decode_float8_pair(std::uint32_t pair) {
 #endif
 }
 
-/// Two nibbles of fp4, the first lower: the same bits at the top of an f16 are 2^-14 of the number,
+/// Two nibbles of fp4, the first lower: the same bits at the top of an f16 are 2^-14 of the value,
 /// 0.5 included, which is subnormal in both.
 __device__ inline float2 decode_fp4_pair(std::uint32_t pair) {
   std::uint32_t const magnitudes = ((pair & 0x07U) << 9) | ((pair & 0x70U) << 21);
@@ -123,7 +124,7 @@ __device__ inline void decode8(raw8<Type> const& x, float (&out)[8]) {
   }
 }
 
-/// Two numbers as bf16 or f16, the first in the lower half.
+/// Two values as bf16 or f16, the first in the lower half.
 template <dtype Type>
 __device__ inline std::uint32_t encode_half_pair(float first, float second) {
   static_assert(Type == dtype::bf16 || Type == dtype::f16);
@@ -202,7 +203,7 @@ __device__ inline std::uint32_t larger_half(std::uint32_t word) {
       __half2float(__ushort_as_half(static_cast<unsigned short>(half))));  // narrow-ok: 15 bits
 }
 
-/// Two numbers as 8-bit floats, the first in the lower byte; too large ones become the largest.
+/// Two values as 8-bit floats, the first in the lower byte; saturating.
 template <dtype Type>
 __device__ inline std::uint32_t encode_float8_pair(float first, float second) {
 #if __CUDA_ARCH__ >= 890

@@ -3,8 +3,8 @@
 #include "cuda/kernels/device/number.cuh"
 #include "cuda/kernels/device/thread_index.cuh"
 
-/// The tiles of all experts of a grouped GEMM numbered in one row, on the device: no block knows
-/// more than expert_begin, and the host knows nothing of it.
+/// The tiles of all experts of a grouped GEMM as one sequence, which every CTA computes from
+/// expert_begin: the host does not know how many rows an expert has.
 namespace moe64::cuda {
 
 /// How the rows of an expert and its outputs are cut.
@@ -12,18 +12,19 @@ struct tile_cut {
   tensor_view expert_begin;  ///< [experts + 1] int64
   index_t capacity;          ///< rows of the operands: no range reaches past them
   index_t row_tile;          ///< rows of a tile
-  index_t out_tiles;         ///< tiles of outputs
-  /// 0: tiles of an expert are row_tile high, the last one has the rest. Otherwise they are about
-  /// equally high, in multiples of this, which divides row_tile.
+  index_t out_tiles;         ///< tiles along the outputs
+  /// 0: tiles of an expert have row_tile rows, the last one the tail rows. Otherwise they have
+  /// about as many rows each, in multiples of this, which divides row_tile.
   index_t granule = 0;
-  index_t more = 0;  ///< rows that the last tile of an expert may have beyond row_tile
-  /// Row tiles that are taken together, so that tiles in flight share rows and weights evenly.
-  static constexpr index_t row_group = 16;
+  index_t tail_rows = 0;  ///< that the last tile of an expert may have beyond row_tile
+  /// Rasterisation: the outputs of so many row tiles come before the next ones, so that tiles in
+  /// flight share rows and weights in L2.
+  static constexpr index_t raster_rows = 16;
 
   [[nodiscard]] __device__ index_t experts() const { return expert_begin.extent[0] - 1; }
-  /// A range that is none (the host cannot look) never leads outside of the operands.
+  /// Clamped: a range that is wrong (the host cannot check it) never leads outside of the operands.
   [[nodiscard]] __device__ index_t begin(index_t expert) const {
-    // Not from the first-level cache: the kernel may have begun early (early.cuh).
+    // Past L1: with PDL this kernel may have begun before expert_begin was written (pdl.cuh).
     index_t const row = __ldcg(&element<index_t const>(expert_begin, expert));
     return row < 0 ? 0 : row > capacity ? capacity : row;
   }
@@ -33,7 +34,7 @@ struct tile_cut {
     return count < 0 ? 0 : count;
   }
   [[nodiscard]] __device__ index_t row_tiles(index_t rows) const {
-    return rows > more ? ceil_div(rows - more, row_tile) : rows > 0 ? 1 : 0;
+    return rows > tail_rows ? ceil_div(rows - tail_rows, row_tile) : rows > 0 ? 1 : 0;
   }
   [[nodiscard]] __device__ index_t tiles(index_t expert) const {
     return row_tiles(rows(expert, begin(expert))) * out_tiles;
@@ -50,49 +51,49 @@ struct tile_place {
   index_t expert, row_begin, rows, out_tile;
 };
 
-/// Sums over chunks of experts in shared memory: built with one look at every expert; finding a
-/// tile takes two looks at them and one at each 32 experts of a chunk. The first tile of a block is
-/// waited for, so both are short.
+/// A prefix sum of the tiles of chunks of experts, in shared memory: made with one load for every
+/// expert; finding a tile takes two loads of sums, and one for each 32 experts of a chunk. Both are
+/// on the critical path of a CTA's first tile.
 class expert_tiles {
  public:
   static constexpr int most_chunks = 256;
   using memory = index_t[most_chunks + 1];
 
-  /// By all threads of the block; ends with a barrier.
+  /// By all threads of the CTA; ends with a barrier.
   __device__ expert_tiles(tile_cut const& cut, memory& before)
       : cut_(cut), before_(before), chunk_(ceil_div(cut.experts(), most_chunks)) {
     if (chunk_ == 0) chunk_ = 1;
     index_t const experts = cut_.experts();
-    // Whole warps of sums; behind them nothing is added.
+    // Whole warps of sums; the chunks past these have no tiles.
     int const chunks = within(ceil_div(experts, 32) * 32, most_chunks);
-    for (int c = thread_number(); c < chunks; c += block_threads()) {
+    for (int c = thread_number(); c < chunks; c += cta_threads()) {
       index_t sum = 0;
       for (index_t e = c * chunk_; e < (c + 1) * chunk_ && e < experts; ++e) sum += cut_.tiles(e);
       before_[c + 1] = sum;
     }
     __syncthreads();
-    if (threadIdx.x < 32) add_up(chunks);
+    if (threadIdx.x < 32) scan_chunks(chunks);
     __syncthreads();
   }
 
   [[nodiscard]] __device__ index_t count() const { return before_[most_chunks]; }
 
-  /// Tile `number` in [0, count()); by whole warps.
-  [[nodiscard]] __device__ tile_place at(index_t number) const {
-    // The last chunk that no more than `number` tiles lie before: among the first ones of all
-    // lanes, then among those of one lane.
-    constexpr int each = most_chunks / 32;
+  /// Tile `index` of [0, count()); by whole warps.
+  [[nodiscard]] __device__ tile_place at(index_t index) const {
+    // The last chunk with no more than `index` tiles before it: a lane looks at every 8th chunk,
+    // then one at each of those 8.
+    constexpr int per_lane = most_chunks / 32;
     int const lane = lane_number();
-    int const run = last_lane(before_[lane * each] <= number) * each;
-    int const chunk = run + last_lane(lane < each && before_[run + lane] <= number);
-    number -= before_[chunk];
+    int const first = last_lane(before_[lane * per_lane] <= index) * per_lane;
+    int const chunk = first + last_lane(lane < per_lane && before_[first + lane] <= index);
+    index -= before_[chunk];
     index_t expert = chunk * chunk_;
-    if (chunk_ > 1) find_expert(expert, number);
-    return place_in(expert, number);
+    if (chunk_ > 1) find_expert(expert, index);
+    return place_in(expert, index);
   }
 
  private:
-  /// The last lane of which something is true that is true of all before it, and of the first.
+  /// The last lane for which a condition holds that is true of a prefix of the lanes, not empty.
   [[nodiscard]] static __device__ int last_lane(bool holds) {
     return __popc(__ballot_sync(~0U, holds)) - 1;
   }
@@ -102,7 +103,7 @@ class expert_tiles {
   [[nodiscard]] static __device__ index_t shuffle(index_t value, int lane) {
     return static_cast<index_t>(__shfl_sync(~0U, static_cast<long long>(value), lane));
   }
-  /// Sum over the lanes up to this one.
+  /// Inclusive prefix sum over the lanes.
   [[nodiscard]] static __device__ index_t scan(index_t value) {
     for (unsigned by = 1; by < 32; by *= 2) {
       index_t const other = shuffle_up(value, by);
@@ -112,7 +113,7 @@ class expert_tiles {
   }
 
   /// By one warp.
-  __device__ void add_up(int chunks) {
+  __device__ void scan_chunks(int chunks) {
     index_t sum = 0;
     int c = 1 + lane_number();
     if (threadIdx.x == 0) before_[0] = 0;
@@ -124,39 +125,39 @@ class expert_tiles {
     for (; c <= most_chunks; c += 32) before_[c] = sum;
   }
 
-  __device__ void find_expert(index_t& expert, index_t& number) const {
+  __device__ void find_expert(index_t& expert, index_t& index) const {
     for (;; expert += 32) {
       index_t const e = expert + threadIdx.x % 32;
       index_t const tiles = e < cut_.experts() ? cut_.tiles(e) : 0;
       index_t const sum = scan(tiles);
-      unsigned const found = __ballot_sync(~0U, number < sum);
+      unsigned const found = __ballot_sync(~0U, index < sum);
       if (found != 0) {
         int const lane = __clz(__brev(found));
         expert += lane;
-        number -= shuffle(sum - tiles, lane);
+        index -= shuffle(sum - tiles, lane);
         return;
       }
-      number -= shuffle(sum, 31);
+      index -= shuffle(sum, 31);
     }
   }
 
-  [[nodiscard]] __device__ tile_place place_in(index_t expert, index_t number) const {
+  [[nodiscard]] __device__ tile_place place_in(index_t expert, index_t index) const {
     index_t const first = cut_.begin(expert), rows = cut_.rows(expert, first);
-    index_t const row_tiles = cut_.row_tiles(rows), row_group = cut_.row_group;
-    if (row_tiles == 1) return {expert, first, rows, number};
-    index_t const group = number / (row_group * cut_.out_tiles);
-    index_t const left = row_tiles - group * row_group;
-    index_t const here = left < row_group ? left : row_group;
-    number -= group * row_group * cut_.out_tiles;
+    index_t const row_tiles = cut_.row_tiles(rows), raster_rows = cut_.raster_rows;
+    if (row_tiles == 1) return {expert, first, rows, index};
+    index_t const band = index / (raster_rows * cut_.out_tiles);
+    index_t const left = row_tiles - band * raster_rows;
+    index_t const here = left < raster_rows ? left : raster_rows;
+    index -= band * raster_rows * cut_.out_tiles;
     index_t const step = cut_.step(rows, row_tiles);
-    index_t const row_tile = group * row_group + number % here, row = row_tile * step;
+    index_t const row_tile = band * raster_rows + index % here, row = row_tile * step;
     index_t const count = row_tile + 1 == row_tiles ? rows - row : step;
-    return {expert, first + row, count, number / here};
+    return {expert, first + row, count, index / here};
   }
 
   tile_cut const& cut_;
   memory& before_;
-  index_t chunk_;  ///< experts per sum
+  index_t chunk_;  ///< experts of one
 };
 
 }  // namespace moe64::cuda

@@ -20,34 +20,35 @@ struct combine_parameters {
   scaled_rows rows;
   routing_plan plan;
   bool weighted;
-  tensor_view y;
+  tensor_view y;  ///< [tokens, cols]
 };
 
-/// One block per token at a time, element by element; any strides and types.
+/// A CTA per token at a time; any strides and types.
 [[nodiscard]] kernel<combine_parameters> combine_reference_kernel();
 
-/// Plain rows of `type`, which is also that of y, in whole eights: one block per token and piece of
-/// this many columns, the rows of several slots loaded at once.
+/// Plain rows of `type`, which is also that of y, in vec8s: a CTA per token and this many columns,
+/// the rows of several slots loaded at once.
 inline constexpr int combine_threads = 128;
 inline constexpr index_t combine_columns = 2048;
 [[nodiscard]] kernel<combine_parameters> combine_vectors_kernel(dtype type, bool weighted);
-/// The same for few tokens, where it is a matter of latency: smaller pieces, more rows at once.
+/// The same for few tokens, where latency counts: fewer columns, more rows at once.
 inline constexpr int combine_small_batch_threads = 64;
 inline constexpr index_t combine_small_batch_columns = 512;
 [[nodiscard]] kernel<combine_parameters> combine_small_batch_kernel(dtype type, bool weighted);
 
 struct slot_weight_gradient_parameters {
-  tensor_view left, right, bias_rows, bias;
+  tensor_view left, right;      ///< [rows, cols]
+  tensor_view bias_rows, bias;  ///< [rows, n] and [experts, n], or absent
   routing_plan plan;
-  tensor_view d_weights;
+  tensor_view d_weights;  ///< [tokens, top_k]
 };
 
-/// Threads that compute one dot product: the sums of the CPU's dot products, one each.
+/// Threads that compute one dot product, each one of the partial sums of the CPU's.
 inline constexpr int dot_lanes = 16;
 
 /// dot_lanes threads per slot; any strides and types.
 [[nodiscard]] kernel<slot_weight_gradient_parameters> slot_weight_gradient_reference_kernel();
-/// The same for rows of one `type` whose elements lie side by side, without a bias.
+/// The same for contiguous rows of one `type`, without a bias.
 [[nodiscard]] kernel<slot_weight_gradient_parameters> slot_weight_gradient_kernel(dtype type);
 
 }  // namespace moe64::cuda

@@ -6,19 +6,25 @@
 namespace moe64::cuda {
 namespace {
 
+/// Computes: codes and scales of each row = its token, times the slot weight where asked, rounded
+///   to the type of x.
+/// Grid: a CTA per row, grid-stride beyond.
+/// Threads: any multiple of 32, over the columns.
+/// Shared memory: a word per warp.
+/// Limits: a scale per row or group; any strides and types.
 __global__ void gather_quantize_reference(gather_quantize_parameters const p) {
   index_t const rows = element<index_t>(p.plan.expert_begin, p.plan.experts);
   quantize_rows_of(p.target, rows, [&](index_t row, index_t col, bool exists) {
     if (!exists) return 0.0F;
     index_t const slot = element<index_t>(p.plan.row_to_slot, row);
-    float const number = load_number(row_of(p.x, slot / p.plan.top_k), col);
-    if (!p.weighted) return number;
-    return rounded_to(p.x.type, number * element<float>(p.plan.slot_weight, slot));
+    float const x = load_number(row_of(p.x, slot / p.plan.top_k), col);
+    if (!p.weighted) return x;
+    return rounded_to(p.x.type, x * element<float>(p.plan.slot_weight, slot));
   });
 }
 
 /// visit(row, weight) for every row of a token, in slot order. All lanes of a warp together: each
-/// reads one slot, so that their latencies are one.
+/// loads one slot, so that there is one latency for 32 of them.
 template <class Visit>
 __device__ void for_each_row(gather_quantize_parameters const& p, index_t token,
                              Visit const& visit) {
@@ -43,11 +49,11 @@ __device__ raw16<X> weighted(raw16<X> const& x, float weight) {
   raw16<X> result;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float numbers[8];
-    decode8<X>(x.half[h], numbers);
+    float values[8];
+    decode8<X>(x.half[h], values);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) numbers[i] *= weight;
-    result.half[h] = encode8<X>(numbers);
+    for (int i = 0; i < 8; ++i) values[i] *= weight;
+    result.half[h] = encode8<X>(values);
   }
   return result;
 }
@@ -57,12 +63,18 @@ __device__ std::uint8_t const* token_data(tensor_view const& x, index_t token) {
   return static_cast<std::uint8_t const*>(x.data) + offset_of(x, token) * (bits(X) / 8);
 }
 
+/// Computes: codes and scales of each row, a scale for every 16 * 2^n <= 512 columns.
+/// Grid: a CTA per token, grid-stride beyond.
+/// Threads: as many as hold the columns of a token, gather_held each, at most 1024; 2^n
+///   neighbouring lanes hold a group.
+/// Shared memory: none. L2 prefetch of x (sm_90).
+/// Limits: can_make_groups(), can_take_vec16() of x and codes.
 template <dtype X, dtype Code>
 __global__ void __launch_bounds__(1024) gather_groups(gather_quantize_parameters const p) {
   constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
   index_t const cols = t.values.extent[2], step = index_t{gather_held} * blockDim.x;
-  l2_prefetch(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
+  l2_prefetch(p.x.data, contiguous_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);
     for (index_t first = 0; first < cols; first += step) {
@@ -87,13 +99,18 @@ __global__ void __launch_bounds__(1024) gather_groups(gather_quantize_parameters
   }
 }
 
+/// Computes: codes and scales of each row, a scale for all of it.
+/// Grid: a CTA per token, grid-stride beyond.
+/// Threads: as many as hold a row, gather_held columns each; at most 1024.
+/// Shared memory: two words per warp, for the largest magnitude. L2 prefetch of x (sm_90).
+/// Limits: can_make_blocks(), can_take_vec16() of x and codes.
 template <dtype X, dtype Code>
 __global__ void __launch_bounds__(1024) gather_rows(gather_quantize_parameters const p) {
   constexpr int held = gather_held / 16;
   quantize_target const& t = p.target;
   index_t const cols = t.values.extent[2];
-  l2_prefetch(p.x.data, adjacent_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
-  block_maximum maximum;
+  l2_prefetch(p.x.data, contiguous_bytes(p.x, bits(X) / 8), cols * (bits(X) / 8));
+  cta_maximum maximum;
   for (index_t token = blockIdx.x; token < p.plan.tokens; token += gridDim.x) {
     std::uint8_t const* const from = token_data<X>(p.x, token);
     auto const col_of = [&](int n) { return 16 * (threadIdx.x + n * blockDim.x); };
@@ -104,13 +121,13 @@ __global__ void __launch_bounds__(1024) gather_rows(gather_quantize_parameters c
     }
     raw16<Code> codes[held];
     block_factor by;
-    auto const make = [&](raw16<X> const(&numbers)[held]) {
+    auto const make = [&](raw16<X> const(&elements)[held]) {
       std::uint32_t largest = 0;
 #pragma unroll
-      for (int n = 0; n < held; ++n) largest = max(largest, largest_of(numbers[n]));
+      for (int n = 0; n < held; ++n) largest = max(largest, largest_of(elements[n]));
       by = factor_for<Code, X>(t.scales.type, maximum.of(largest), {});
 #pragma unroll
-      for (int n = 0; n < held; ++n) codes[n] = codes_of<Code>(numbers[n], by);
+      for (int n = 0; n < held; ++n) codes[n] = codes_of<Code>(elements[n], by);
     };
     if (!p.weighted) make(x);
     for_each_row(p, token, [&](index_t row, float weight) {

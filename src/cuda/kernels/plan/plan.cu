@@ -1,19 +1,19 @@
 #include "cuda/kernels/device/pdl.cuh"
 #include "cuda/kernels/plan/slots.cuh"
 
-/// A stable counting sort of slots by expert. Within a block every warp has a piece of consecutive
-/// slots and a counter per expert; a slot's place is the number of equal slots in earlier chunks,
+/// A stable counting sort of slots by expert. Within a CTA every warp has consecutive slots and a
+/// counter per expert; the rank of a slot is the number of slots of its expert in earlier chunks,
 /// rounds and warps, plus those before it in its own warp. No result depends on timing.
 namespace moe64::cuda {
 namespace {
 
 constexpr unsigned all_lanes = ~0U;
 
-/// The sum of the values of all threads before this one; `all` is the sum of all. `warp_sums` is
-/// scratch of the block. Ends with a barrier.
+/// Exclusive prefix sum over the threads of the CTA; `all` is the sum of all, `warp_sums` scratch
+/// in shared memory. Ends with a barrier.
 template <int Warps>
-__device__ std::int64_t sum_before(std::int64_t value, std::int64_t (&warp_sums)[Warps],
-                                   std::int64_t& all) {
+__device__ std::int64_t exclusive_sum(std::int64_t value, std::int64_t (&warp_sums)[Warps],
+                                      std::int64_t& all) {
   int const lane = threadIdx.x % 32;
   int const warp = threadIdx.x / 32;
   std::int64_t sum = value;
@@ -34,20 +34,20 @@ __device__ std::int64_t sum_before(std::int64_t value, std::int64_t (&warp_sums)
   return before + sum - value;
 }
 
-/// A tile of experts in the shared memory of a block.
+/// The bins of up to plan_most_bins experts, in the shared memory of a CTA.
 template <int Warps>
-struct expert_tile {
+struct expert_bins {
   std::int64_t* first;    ///< [width]: the first row of an expert
   std::int64_t* taken;    ///< [width]: slots of the expert before this round
   std::uint16_t* counts;  ///< [Warps + 1, pitch]: of this round per warp; of the last round
-  int width, pitch;       ///< at most plan_tile_experts
+  int width, pitch;       ///< at most plan_most_bins
 
   [[nodiscard]] static constexpr index_t pitch_of(index_t width) { return (width + 1) / 2 * 2; }
   [[nodiscard]] static constexpr index_t bytes(index_t width) {
     return width * index_t{16} + (Warps + 1) * pitch_of(width) * index_t{2};
   }
 
-  __device__ expert_tile(void* memory, int experts)
+  __device__ expert_bins(void* memory, int experts)
       : first(static_cast<std::int64_t*>(memory)),
         taken(first + experts),
         counts(reinterpret_cast<std::uint16_t*>(taken + experts)),
@@ -61,19 +61,20 @@ struct expert_tile {
     for (int i = threadIdx.x % 32; i < pitch / 2; i += 32) words[i] = 0;
   }
 
-  /// The counts of warps become the counts of all warps before; those of the last round move on.
+  /// The counts of each warp become exclusive prefix sums over the warps; those of the last round
+  /// are added to `taken`.
   __device__ void sum_warps() const {
-    constexpr int at_once = 8;
+    constexpr int unroll = 8;
     for (int e = threadIdx.x; e < width; e += Warps * 32) {
       taken[e] += row(Warps)[e];
       std::uint32_t sum = 0;
 #pragma unroll 1
-      for (int first = 0; first < Warps; first += at_once) {
-        std::uint32_t count[at_once];
+      for (int first = 0; first < Warps; first += unroll) {
+        std::uint32_t count[unroll];
 #pragma unroll
-        for (int i = 0; i < at_once; ++i) count[i] = row(first + i)[e];
+        for (int i = 0; i < unroll; ++i) count[i] = row(first + i)[e];
 #pragma unroll
-        for (int i = 0; i < at_once; ++i) {
+        for (int i = 0; i < unroll; ++i) {
           row(first + i)[e] = static_cast<std::uint16_t>(sum);
           sum += count[i];
         }
@@ -82,10 +83,10 @@ struct expert_tile {
     }
   }
 
-  /// first, from count(e) slots that each expert has in all; writes expert_begin too when asked.
-  /// `begin` is where the first expert begins and becomes where the last one ends.
+  /// Fills `first` from count(e), all slots of an expert; with `write` also expert_begin. `begin`
+  /// is the first row of the first expert, and becomes the end of the last one.
   template <class Count>
-  __device__ void find_first_rows(plan_parameters const& p, index_t tile, bool write,
+  __device__ void find_first_rows(plan_parameters const& p, index_t first_expert, bool write,
                                   std::int64_t& begin, std::int64_t (&warp_sums)[Warps],
                                   Count const& count) const {
     constexpr int threads = Warps * 32;
@@ -96,33 +97,33 @@ struct expert_tile {
     std::int64_t mine = 0;
     for (int e = from; e < to; ++e) mine += kept_of(p, count(e));
     std::int64_t all = 0;
-    std::int64_t row = begin + sum_before<Warps>(mine, warp_sums, all);
+    std::int64_t row = begin + exclusive_sum<Warps>(mine, warp_sums, all);
     for (int e = from; e < to; ++e) {
       first[e] = row;
       row += kept_of(p, count(e));
-      if (write) element<std::int64_t>(p.plan.expert_begin, tile + e + 1) = row;
+      if (write) element<std::int64_t>(p.plan.expert_begin, first_expert + e + 1) = row;
     }
     begin += all;
   }
 };
 
-/// The slots that a thread sorts in one round: PerThread steps of its warp's piece.
+/// The slots that a thread sorts in one round: PerThread steps through those of its warp.
 template <int Warps, int PerThread>
 struct sorted_slots {
   static constexpr int nobody = -1;  ///< no expert of this plan
-  static constexpr int other_tile = -2;
+  static constexpr int other_pass = -2;
 
-  int expert[PerThread];    ///< within the tile, or one of these
-  int place[PerThread];     ///< among the slots of its warp
-  float weight[PerThread];  ///< of slots of this tile
+  int expert[PerThread];    ///< its bin, or one of these
+  int rank[PerThread];      ///< among the slots of its expert in its warp
+  float weight[PerThread];  ///< of slots of this pass
 
   [[nodiscard]] static __device__ int offset(int step) {
     int const warp = threadIdx.x / 32;
     return (warp * PerThread + step) * 32 + threadIdx.x % 32;
   }
 
-  /// Slots at or past `end` belong to another tile: they are left alone.
-  __device__ void load(plan_parameters const& p, index_t begin, index_t end, index_t tile,
+  /// Slots at or past `end` belong to another chunk: they are left alone.
+  __device__ void load(plan_parameters const& p, index_t begin, index_t end, index_t first,
                        int width) {
     index_t id[PerThread];
 #pragma unroll
@@ -130,7 +131,7 @@ struct sorted_slots {
       index_t const slot = begin + offset(i);
       id[i] = slot < end ? id_of(p, slot) : -1;
     }
-    // Weights come along, so that nothing is waited for between the writes at the end.
+    // Weights are loaded here, so that no load latency lies between the stores at the end.
 #pragma unroll
     for (int i = 0; i < PerThread; ++i) {
       index_t const slot = begin + offset(i);
@@ -139,15 +140,15 @@ struct sorted_slots {
 #pragma unroll
     for (int i = 0; i < PerThread; ++i) {
       index_t const local = local_of(p, id[i]);
-      bool const here = local >= tile && local < tile + width;
-      expert[i] = here ? static_cast<int>(local - tile)  // narrow-ok: below plan_tile_experts
-                       : (local < 0 ? nobody : other_tile);
-      if (begin + offset(i) >= end) expert[i] = other_tile;
+      bool const here = local >= first && local < first + width;
+      expert[i] = here ? static_cast<int>(local - first)  // narrow-ok: below plan_most_bins
+                       : (local < 0 ? nobody : other_pass);
+      if (begin + offset(i) >= end) expert[i] = other_pass;
     }
   }
 
-  __device__ void rank(expert_tile<Warps> const& tile) {
-    std::uint16_t* const counts = tile.row(threadIdx.x / 32);
+  __device__ void make_ranks(expert_bins<Warps> const& bins) {
+    std::uint16_t* const counts = bins.row(threadIdx.x / 32);
     unsigned const lower_lanes = (1U << (threadIdx.x % 32)) - 1;
     __syncwarp();
 #pragma unroll
@@ -160,41 +161,46 @@ struct sorted_slots {
         counts[expert[i]] = static_cast<std::uint16_t>(before + __popc(equal));
       }
       __syncwarp();
-      place[i] = before + lower;
+      rank[i] = before + lower;
     }
   }
 
-  __device__ void write(plan_parameters const& p, index_t begin, index_t end, bool first_tile,
-                        expert_tile<Warps> const& tile) const {
-    std::uint16_t const* const counts = tile.row(threadIdx.x / 32);
+  __device__ void write(plan_parameters const& p, index_t begin, index_t end, bool first_pass,
+                        expert_bins<Warps> const& bins) const {
+    std::uint16_t const* const counts = bins.row(threadIdx.x / 32);
 #pragma unroll
     for (int i = 0; i < PerThread; ++i) {
       index_t const slot = begin + offset(i);
       int const e = expert[i];
       if (slot >= end) continue;
       if (e >= 0) {
-        std::int64_t const among = tile.taken[e] + counts[e] + place[i];
+        std::int64_t const among = bins.taken[e] + counts[e] + rank[i];
         bool const kept = p.capacity < 0 || among < p.capacity;
-        write_slot(p, slot, kept ? tile.first[e] + among : -1, weight[i]);
-      } else if (e == nobody && first_tile) {
+        write_slot(p, slot, kept ? bins.first[e] + among : -1, weight[i]);
+      } else if (e == nobody && first_pass) {
         write_slot(p, slot, -1, 0.0F);
       }
     }
   }
 };
 
+/// Computes: counts of each chunk: slots per expert, and slots without an expert here.
+/// Grid: a CTA per chunk, grid-stride beyond. PDL.
+/// Threads: plan_threads, over the slots of the chunk.
+/// Shared memory: a counter per expert, at most plan_most_bins at a time. Integer atomics.
+/// Limits: none.
 __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const p) {
   pdl_begin();
   constexpr int per_thread = 4;
   extern __shared__ __align__(16) std::uint8_t memory[];
   auto* const counts = reinterpret_cast<std::uint32_t*>(memory);
-  __shared__ block_others others;
+  __shared__ cta_others others;
   index_t const experts = p.plan.experts;
   for (index_t chunk = blockIdx.x; chunk < p.cut.chunks; chunk += gridDim.x) {
     index_t const begin = chunk * p.cut.chunk_slots;
     index_t const end = min(begin + p.cut.chunk_slots, p.plan.slots());
-    for (index_t tile = 0; tile == 0 || tile < experts; tile += plan_tile_experts) {
-      index_t const width = min(plan_tile_experts, experts - tile);
+    for (index_t first = 0; first == 0 || first < experts; first += plan_most_bins) {
+      index_t const width = min(plan_most_bins, experts - first);
       for (index_t e = threadIdx.x; e < width; e += plan_threads) counts[e] = 0;
       others.clear();
       __syncthreads();
@@ -211,9 +217,9 @@ __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const
           index_t const slot = at + i * plan_threads + threadIdx.x;
           if (slot >= end) continue;
           index_t const local = local_of(p, id[i]);
-          if (local >= tile && local < tile + width) {
-            atomicAdd(&counts[local - tile], 1U);
-          } else if (tile == 0 && local < 0) {
+          if (local >= first && local < first + width) {
+            atomicAdd(&counts[local - first], 1U);
+          } else if (first == 0 && local < 0) {
             // A chunk of 2^32 slots would make a plan of more than 2 TB.
             auto const place = static_cast<std::uint32_t>(slot - begin);  // narrow-ok: see above
             seen.add(p.experts_total, id[i], place);
@@ -223,9 +229,9 @@ __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const
       others.add(seen, begin);
       __syncthreads();
       for (index_t e = threadIdx.x; e < width; e += plan_threads) {
-        p.counts[(tile + e) * p.cut.chunks + chunk] = counts[e];
+        p.counts[(first + e) * p.cut.chunks + chunk] = counts[e];
       }
-      if (tile == 0 && threadIdx.x < plan_others::count) {
+      if (first == 0 && threadIdx.x < plan_others::count) {
         p.others[chunk * plan_others::count + threadIdx.x] =
             static_cast<std::int64_t>(others.sum[threadIdx.x]);
       }
@@ -234,7 +240,13 @@ __global__ void __launch_bounds__(plan_threads) plan_count(plan_parameters const
   }
 }
 
-__global__ void __launch_bounds__(plan_threads) plan_places(plan_parameters const p) {
+/// Computes: the counts of each expert, in place, as exclusive prefix sums over the chunks; its
+///   total.
+/// Grid: a warp per expert, grid-stride beyond. PDL.
+/// Threads: plan_threads, warps independent of each other.
+/// Shared memory: none.
+/// Limits: none.
+__global__ void __launch_bounds__(plan_threads) plan_scan(plan_parameters const p) {
   pdl_begin();
   constexpr int per_lane = 4;
   constexpr index_t warps = plan_threads / 32;
@@ -266,7 +278,7 @@ __global__ void __launch_bounds__(plan_threads) plan_places(plan_parameters cons
   }
 }
 
-/// The status, from what all chunks counted: by one warp.
+/// The status, from the counts of all chunks; by one warp.
 __device__ void add_status(plan_parameters const& p, std::int64_t kept) {
   int const lane = threadIdx.x % 32;
   std::int64_t sum[plan_others::count] = {0, 0, 0, ~std::uint64_t{0} >> 1};
@@ -287,7 +299,13 @@ __device__ void add_status(plan_parameters const& p, std::int64_t kept) {
   write_status({status, p.plan.slots(), kept, p.plan.status.stride[0]}, sum);
 }
 
-/// Four blocks per multiprocessor: all chunks of most problems at once.
+/// Computes: the row of each slot, and the arrays of the plan; the CTA of chunk 0 also expert_begin
+///   and the status.
+/// Grid: a CTA per chunk, grid-stride beyond; four per SM, so that all chunks of most problems are
+///   resident. PDL.
+/// Threads: plan_threads, 512 slots a round.
+/// Shared memory: expert_bins of at most plan_most_bins experts at a time.
+/// Limits: plan_count and plan_scan have run.
 __global__ void __launch_bounds__(plan_threads, 4) plan_scatter(plan_parameters const p) {
   pdl_begin();
   constexpr int warps = plan_threads / 32;
@@ -301,25 +319,25 @@ __global__ void __launch_bounds__(plan_threads, 4) plan_scatter(plan_parameters 
     index_t const end = min(begin + p.cut.chunk_slots, p.plan.slots());
     std::int64_t kept = 0;
     for (index_t first_expert = 0; first_expert == 0 || first_expert < experts;
-         first_expert += plan_tile_experts) {
-      index_t const experts_here = min(plan_tile_experts, experts - first_expert);
-      int const width = static_cast<int>(experts_here);  // narrow-ok: a tile
-      expert_tile<warps> const tile(memory, width);
+         first_expert += plan_most_bins) {
+      index_t const experts_here = min(plan_most_bins, experts - first_expert);
+      int const width = static_cast<int>(experts_here);  // narrow-ok: at most plan_most_bins
+      expert_bins<warps> const bins(memory, width);
       for (int e = threadIdx.x; e < width; e += plan_threads) {
-        tile.taken[e] = p.counts[(first_expert + e) * p.cut.chunks + chunk];
-        tile.row(warps)[e] = 0;
+        bins.taken[e] = p.counts[(first_expert + e) * p.cut.chunks + chunk];
+        bins.row(warps)[e] = 0;
       }
-      tile.find_first_rows(p, first_expert, chunk == 0, kept, warp_sums,
+      bins.find_first_rows(p, first_expert, chunk == 0, kept, warp_sums,
                            [&](int e) { return p.totals[first_expert + e]; });
       for (index_t at = begin; at < end; at += plan_cut::round_slots) {
-        tile.clear_row(warp);
+        bins.clear_row(warp);
         sorted_slots<warps, per_thread> mine;
         mine.load(p, at, end, first_expert, width);
-        mine.rank(tile);
+        mine.make_ranks(bins);
         __syncthreads();
-        tile.sum_warps();
+        bins.sum_warps();
         __syncthreads();
-        mine.write(p, at, end, first_expert == 0, tile);
+        mine.write(p, at, end, first_expert == 0, bins);
       }
       __syncthreads();
     }
@@ -333,14 +351,14 @@ __global__ void __launch_bounds__(plan_threads, 4) plan_scatter(plan_parameters 
 }  // namespace
 
 kernel<plan_parameters> plan_count_kernel() { return {"plan_count", plan_count, true}; }
-kernel<plan_parameters> plan_places_kernel() { return {"plan_places", plan_places, true}; }
+kernel<plan_parameters> plan_scan_kernel() { return {"plan_scan", plan_scan, true}; }
 kernel<plan_parameters> plan_scatter_kernel() { return {"plan_scatter", plan_scatter, true}; }
 
 index_t plan_count_shared(index_t experts) {
-  return std::min(experts, plan_tile_experts) * index_t{sizeof(std::uint32_t)};
+  return std::min(experts, plan_most_bins) * index_t{sizeof(std::uint32_t)};
 }
 index_t plan_scatter_shared(index_t experts) {
-  return expert_tile<plan_threads / 32>::bytes(std::min(experts, plan_tile_experts));
+  return expert_bins<plan_threads / 32>::bytes(std::min(experts, plan_most_bins));
 }
 
 }  // namespace moe64::cuda

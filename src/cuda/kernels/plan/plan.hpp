@@ -7,18 +7,18 @@
 
 namespace moe64::cuda {
 
-/// How the slots of a plan are cut into chunks, each sorted by one block. It depends on the extents
+/// How the slots of a plan are cut into chunks, each sorted by one CTA. It depends on the extents
 /// alone, and so does the scratch.
 struct plan_cut {
   index_t chunks;       ///< at least 1
   index_t chunk_slots;  ///< of each but the last
 
-  /// Slots that a block sorts at once; a chunk is a multiple of it.
+  /// Slots that a CTA sorts in one round; a chunk is a multiple of it.
   static constexpr index_t round_slots = 512;
 };
 
-/// Enough chunks to keep a large device busy, but a counter per chunk and expert must stay small
-/// beside the plan.
+/// Enough chunks to occupy a large device, but a counter per chunk and expert must stay small
+/// compared with the plan.
 [[nodiscard]] constexpr plan_cut cut_slots(index_t slots, index_t experts) {
   constexpr index_t most_chunks = 528;
   constexpr index_t fewest_limit = 32;
@@ -30,7 +30,7 @@ struct plan_cut {
   return {ceil_div(rounds, chunk_rounds), chunk_rounds * plan_cut::round_slots};
 }
 
-/// What a chunk counts beside the slots of its experts.
+/// What a chunk counts besides the slots of each expert: those without one here.
 struct plan_others {
   static constexpr index_t skipped = 0;
   static constexpr index_t elsewhere = 1;
@@ -51,19 +51,19 @@ struct plan_parameters {
   std::int64_t* others;  ///< [chunks, plan_others::count]
 };
 
-/// Experts that a block sorts by at a time; of more it takes one tile after the other.
-inline constexpr index_t plan_tile_experts = 2048;
+/// Experts whose bins shared memory has room for; more are sorted in several passes.
+inline constexpr index_t plan_most_bins = 2048;
 inline constexpr int plan_threads = 256;
 
-/// The three steps of a counting sort: count per chunk and expert; turn the counts of each expert
-/// into places; put the slots there. One block per chunk, the second one warp per expert.
+/// The three steps of a stable counting sort: histogram per chunk and expert; prefix sum over the
+/// chunks of each expert; scatter. A CTA per chunk, in the second step a warp per expert.
 [[nodiscard]] kernel<plan_parameters> plan_count_kernel();
-[[nodiscard]] kernel<plan_parameters> plan_places_kernel();
+[[nodiscard]] kernel<plan_parameters> plan_scan_kernel();
 [[nodiscard]] kernel<plan_parameters> plan_scatter_kernel();
 [[nodiscard]] index_t plan_count_shared(index_t experts);
 [[nodiscard]] index_t plan_scatter_shared(index_t experts);
 
-/// One block in which every thread walks over all slots for each of its experts.
+/// One CTA in which every thread walks over all slots for each of its experts.
 inline constexpr int plan_reference_threads = 1024;
 [[nodiscard]] kernel<plan_parameters> plan_reference_kernel();
 

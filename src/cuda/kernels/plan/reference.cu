@@ -3,8 +3,13 @@
 namespace moe64::cuda {
 namespace {
 
+/// Computes: the plan.
+/// Grid: one CTA.
+/// Threads: plan_reference_threads; each walks over all slots for each of its experts.
+/// Shared memory: counters of slots without an expert here.
+/// Limits: none.
 __global__ void __launch_bounds__(plan_reference_threads) plan_reference(plan_parameters const p) {
-  __shared__ block_others others;
+  __shared__ cta_others others;
   index_t const slots = p.plan.slots();
   index_t const experts = p.plan.experts;
   auto const begin = [&](index_t e) -> std::int64_t& {

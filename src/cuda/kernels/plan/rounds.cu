@@ -3,8 +3,8 @@
 #include "cuda/kernels/plan/rounds.hpp"
 #include "cuda/kernels/plan/slots.cuh"
 
-/// The plan of few slots in one launch, which is a matter of latency: everything is asked for at
-/// once in the beginning, parameters are few, and sums are of 32 bits.
+/// The plan of few slots in one launch, which is bound by latency: all loads are issued at the
+/// beginning, parameters are few, and counts have 32 bits.
 namespace moe64::cuda {
 namespace {
 
@@ -12,7 +12,7 @@ using parameters = plan_rounds_parameters;
 
 constexpr unsigned all_lanes = ~0U;
 constexpr int warps = plan_threads / 32;
-constexpr int at_once = 8;  ///< slots that a thread counts at a time
+constexpr int unroll = 8;  ///< slots that a thread counts at a time
 static_assert(plan_rounds_slots < 0x10000 && plan_rounds_step == plan_threads);
 
 __device__ index_t id_at(parameters const& p, int slot) {
@@ -29,12 +29,12 @@ __device__ int local_at(parameters const& p, index_t id) {
   return here ? static_cast<int>(local) : -1;  // narrow-ok: below plan_rounds_experts
 }
 
-/// What the experts of a block are counted in, [experts] each.
+/// The counters of a CTA, [experts] each.
 struct shared_counts {
   std::uint32_t* counted;  ///< all slots in the lower half, those before this round in the upper
   int* first;              ///< the first row
-  std::uint16_t*
-      of_warp;  ///< [warps, experts]: slots of this round; later: slots before the warp's
+  /// [warps, experts]: slots of this round; later: slots before those of the warp.
+  std::uint16_t* of_warp;
 
   __device__ explicit shared_counts(std::uint32_t* memory, int experts)
       : counted(memory),
@@ -45,8 +45,8 @@ struct shared_counts {
   }
 };
 
-/// The sum of this lane's value and those of lower lanes.
-__device__ int sum_of_lanes(int value) {
+/// Inclusive prefix sum over the lanes.
+__device__ int inclusive_sum(int value) {
   for (int step = 1; step < 32; step *= 2) {
     int const below = __shfl_up_sync(all_lanes, value, step);
     if (lane_number() >= step) value += below;
@@ -54,17 +54,17 @@ __device__ int sum_of_lanes(int value) {
   return value;
 }
 
-/// Rows of experts begin where the rows of those before end; the slots of a warp begin where those
-/// of earlier rounds and warps end. Returns the number of rows.
-__device__ int find_places(parameters const& p, shared_counts const& counts) {
+/// The first row of each expert, and of each warp the slots of earlier rounds and warps, as prefix
+/// sums. Returns the number of rows.
+__device__ int scan_counts(parameters const& p, shared_counts const& counts) {
   __shared__ int warp_sums[warps];
   int rows = 0;
-  for (int tile = 0; tile < p.experts; tile += plan_threads) {
-    int const e = tile + thread_number();
+  for (int first_expert = 0; first_expert < p.experts; first_expert += plan_threads) {
+    int const e = first_expert + thread_number();
     bool const exists = e < p.experts;
     std::uint32_t const word = exists ? counts.counted[e] : 0;
     int const kept = min(static_cast<int>(word & 0xffffU), p.most_rows);  // narrow-ok: 16 bits
-    int const sum = sum_of_lanes(kept);
+    int const sum = inclusive_sum(kept);
     if (lane_number() == 31) warp_sums[warp_number()] = sum;
     if (exists) {
       std::uint32_t before = word >> 16;
@@ -92,20 +92,24 @@ __device__ int find_places(parameters const& p, shared_counts const& counts) {
   return rows;
 }
 
-/// Every block counts all slots, and sorts a round of its own.
+/// Computes: the plan.
+/// Grid: a CTA per plan_rounds_step slots: each counts all slots and sorts its own. PDL.
+/// Threads: plan_threads.
+/// Shared memory: shared_counts. Integer atomics.
+/// Limits: fits_one_launch().
 __global__ void __launch_bounds__(plan_threads) plan_rounds(parameters const p) {
   extern __shared__ std::uint32_t memory[];
-  __shared__ block_others others;
+  __shared__ cta_others others;
   pdl_begin();
   shared_counts const counts(memory, p.experts);
   int const begin = static_cast<int>(blockIdx.x) * plan_threads;  // narrow-ok: plan_rounds_slots
   int const slot = begin + thread_number();
   bool const exists = slot < p.slots;
   index_t const own_id = exists ? id_at(p, slot) : -1;
-  index_t id[at_once];
+  index_t id[unroll];
   auto const load = [&](int at) {
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) {
+    for (int i = 0; i < unroll; ++i) {
       int const other = at + i * plan_threads + thread_number();
       id[i] = other < p.slots ? id_at(p, other) : -1;
     }
@@ -122,7 +126,7 @@ __global__ void __launch_bounds__(plan_threads) plan_rounds(parameters const p) 
   others_seen seen;
   for (int at = 0; at < p.slots;) {
 #pragma unroll
-    for (int i = 0; i < at_once; ++i) {
+    for (int i = 0; i < unroll; ++i) {
       int const other = at + i * plan_threads + thread_number();
       int const local = local_at(p, id[i]);
       if (local >= 0) {
@@ -131,7 +135,7 @@ __global__ void __launch_bounds__(plan_threads) plan_rounds(parameters const p) 
         seen.add(p.experts_total, id[i], static_cast<std::uint32_t>(other));  // narrow-ok: a slot
       }
     }
-    at += at_once * plan_threads;
+    at += unroll * plan_threads;
     if (at < p.slots) load(at);
   }
   int const expert = local_at(p, own_id);
@@ -143,7 +147,7 @@ __global__ void __launch_bounds__(plan_threads) plan_rounds(parameters const p) 
   }
   if (blockIdx.x == 0) others.add(seen, 0);
   __syncthreads();
-  int const rows = find_places(p, counts);
+  int const rows = scan_counts(p, counts);
   if (exists) {
     int row = -1;
     if (expert >= 0) {

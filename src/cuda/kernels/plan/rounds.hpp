@@ -4,13 +4,13 @@
 
 namespace moe64::cuda {
 
-/// A plan in one launch: a block for every plan_rounds_step slots, each of which counts all of
-/// them. The largest problem that this pays for:
+/// A plan in one launch: a CTA for every plan_rounds_step slots, each of which counts all of them.
+/// The largest problem for which this is faster than three launches:
 inline constexpr index_t plan_rounds_step = plan_threads;
 inline constexpr index_t plan_rounds_slots = 4096;
 inline constexpr index_t plan_rounds_experts = 1024;
 
-/// plan_args of arrays without gaps, in as little memory as possible: a launch waits for it.
+/// plan_args of contiguous arrays, in few bytes: parameters are a part of the launch latency.
 struct plan_rounds_parameters {
   void const* ids;      ///< [slots] int32, int64, or uint8: a mask
   void const* weights;  ///< [slots] f32, bf16, f16, or null: 1

@@ -67,8 +67,8 @@ struct others_seen {
   }
 };
 
-/// The same of a block, in shared memory. Integers: the order of additions does not show.
-struct block_others {
+/// The same of a CTA, in shared memory. Integers: the order of additions does not matter.
+struct cta_others {
   unsigned long long sum[plan_others::count];
 
   __device__ void clear() {
@@ -92,7 +92,7 @@ struct block_others {
   }
 };
 
-/// The status of a plan, and what it says beside the others.
+/// The status of a plan, and what it says besides the others.
 struct status_place {
   std::int64_t* status;
   index_t slots, kept;
@@ -113,7 +113,7 @@ __device__ inline void write_status(status_place const& to,
   status(plan_status::first_invalid) = invalid > 0 ? others[plan_others::first_invalid] : -1;
 }
 
-__device__ inline void write_status(status_place const& to, block_others const& others) {
+__device__ inline void write_status(status_place const& to, cta_others const& others) {
   std::int64_t counted[plan_others::count];
   for (int i = 0; i < plan_others::count; ++i) {
     counted[i] = static_cast<std::int64_t>(others.sum[i]);

@@ -1,15 +1,15 @@
-#include "cuda/kernels/device/fp8_row_major.cuh"
 #include "cuda/kernels/device/pdl.cuh"
 #include "cuda/kernels/plan/slots.cuh"
 #include "cuda/kernels/plan/small_batch_sort.cuh"
+#include "cuda/kernels/quantize/fp8_row_major.cuh"
 
 namespace moe64::cuda {
 namespace {
 
-/// The arrays of the plan, by one block.
+/// The arrays of the plan, by one CTA.
 __device__ void write_plan(plan_rounds_parameters const& p, few_slot const& mine, float weight,
                            sorted_few const& sorted) {
-  __shared__ block_others others;
+  __shared__ cta_others others;
   int const slot = thread_number();
   bool const exists = slot < p.slots;
   others.clear();
@@ -33,7 +33,7 @@ __device__ void write_plan(plan_rounds_parameters const& p, few_slot const& mine
   if (thread_number() == 0) write_status({p.status, p.slots, rows}, others);
 }
 
-/// Zeros that the next kernel counts with as soon as it begins, which is after this.
+/// Zeros of the counters that the next kernel uses: with PDL it starts when this has been called.
 __device__ void clear_counters(plan_gather_parameters const& p) {
   for (int i = thread_number(); i < p.counter_words; i += plan_gather_threads) {
     __stcg(p.counters + i, 0U);
@@ -52,9 +52,16 @@ __device__ void make_plan(plan_rounds_parameters const& p, sorted_few& sorted) {
   write_plan(p, sort_few(p, id, sorted), weight, sorted);
 }
 
+/// Computes: the plan; codes e4m3 and scales f32 of each row = its token, a scale for every 128
+///   columns; zeros as counters of the next kernel.
+/// Grid: a CTA for a vec16 of x per thread, then one that writes the plan and one that clears
+///   counters. PDL.
+/// Threads: plan_gather_threads; 8 lanes hold a group.
+/// Shared memory: the sorted slots; up to 32 slots are sorted by each warp in registers.
+/// Limits: at most small_batch slots; takes_row_major() of gather.
 template <dtype X>
 __global__ void __launch_bounds__(plan_gather_threads)
-    plan_gather_few(plan_gather_parameters const p) {
+    plan_gather_small_batch(plan_gather_parameters const p) {
   constexpr int width = quantize_row_major_width;
   constexpr std::uint32_t lanes = group_items<width>;
   __shared__ sorted_few sorted;
@@ -68,8 +75,8 @@ __global__ void __launch_bounds__(plan_gather_threads)
   row_major_target const& to = p.gather.to;
   auto const tokens = static_cast<std::uint32_t>(p.gather.tokens);  // narrow-ok: few
   std::uint32_t const items = tokens * items_of_row(to);
-  item_place const at = place_of(to, blockIdx.x * plan_gather_threads + threadIdx.x, items, width);
-  auto const x = load_item<X, width>(p.gather.x, at.exists ? at.row : 0, at.exists ? at.place : 0);
+  row_item const at = row_item_of(to, blockIdx.x * plan_gather_threads + threadIdx.x, items, width);
+  auto const x = load_item<X, width>(p.gather.x, at.exists ? at.row : 0, at.exists ? at.index : 0);
   int own_row = -1;
   if (in_warp) {
     own_row = sort_in_warp(p.plan, id).row;
@@ -86,18 +93,20 @@ __global__ void __launch_bounds__(plan_gather_threads)
                             : sorted.row[slot];
     if (row < 0 || !at.exists) continue;
     auto const to_row = static_cast<std::uint32_t>(row);  // narrow-ok: not negative
-    store_codes(to, to_row, at.place, codes);
+    store_codes(to, to_row, at.index, codes);
     if (threadIdx.x % lanes != 0) continue;
     to.scales[std::uint64_t{to_row} * to.scale_step +
-              std::uint64_t{at.place / lanes} * to.group_step] = __uint_as_float(by.scale);
+              std::uint64_t{at.index / lanes} * to.group_step] = __uint_as_float(by.scale);
   }
 }
 
 }  // namespace
 
 kernel<plan_gather_parameters> plan_gather_kernel(dtype x) {
-  return {"plan_gather_few",
-          x == dtype::bf16 ? plan_gather_few<dtype::bf16> : plan_gather_few<dtype::f16>, true};
+  return {
+      "plan_gather_small_batch",
+      x == dtype::bf16 ? plan_gather_small_batch<dtype::bf16> : plan_gather_small_batch<dtype::f16>,
+      true};
 }
 
 }  // namespace moe64::cuda

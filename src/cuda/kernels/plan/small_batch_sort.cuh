@@ -5,9 +5,9 @@
 
 namespace moe64::cuda {
 
-/// What a block finds out about all slots, by comparing each with each.
+/// All slots, sorted by comparing each with each.
 struct sorted_few {
-  static constexpr int nobody = 0x7fffffff;  ///< behind all experts
+  static constexpr int nobody = 0x7fffffff;  ///< above all experts
 
   int named[small_batch];   ///< the expert that the slot names, or -1
   int expert[small_batch];  ///< the same where the slot has a row, else nobody
@@ -23,7 +23,7 @@ struct few_slot {
 };
 
 __device__ inline index_t few_id(plan_rounds_parameters const& p, int slot) {
-  // Not from the first-level cache: the kernel may have begun early (early.cuh).
+  // Past L1: with PDL this kernel may have begun before the ids were written (pdl.cuh).
   if (p.ids_type == dtype::int32) return __ldcg(static_cast<std::int32_t const*>(p.ids) + slot);
   return __ldcg(static_cast<long long const*>(p.ids) + slot);
 }
@@ -39,7 +39,7 @@ __device__ inline int few_local(plan_rounds_parameters const& p, index_t id) {
 /// Slots that a warp sorts alone, one per lane.
 inline constexpr int warp_slots = 32;
 
-/// The same by a warp, for up to warp_slots slots: nothing is written.
+/// The same by a warp, for up to warp_slots slots, in registers.
 __device__ inline few_slot sort_in_warp(plan_rounds_parameters const& p, index_t id) {
   constexpr unsigned all = ~0U;
   int const slot = lane_number();
@@ -52,8 +52,8 @@ __device__ inline few_slot sort_in_warp(plan_rounds_parameters const& p, index_t
   return {id, expert, expert == sorted_few::nobody ? -1 : before + among, among};
 }
 
-/// By all threads of a block of at least small_batch, the first of which have a slot each. Ends
-/// with a barrier.
+/// By all threads of a CTA of at least small_batch, the first of which have a slot each. Ends with
+/// a barrier.
 __device__ inline few_slot sort_few(plan_rounds_parameters const& p, index_t id,
                                     sorted_few& memory) {
   int const slot = thread_number();

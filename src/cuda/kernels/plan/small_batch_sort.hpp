@@ -1,15 +1,15 @@
 #pragma once
 
-#include "cuda/kernels/device/fp8_row_major.hpp"
+#include "cuda/kernels/permute/gather_fp8_row_major.hpp"
 #include "cuda/kernels/plan/rounds.hpp"
 
-/// The plan of so few slots that every block that needs it makes it anew, in shared memory.
+/// The plan of so few slots that every CTA that needs it computes it, in shared memory.
 namespace moe64::cuda {
 
 inline constexpr int small_batch = 128;
 
-/// Plan, gather and quantise in one launch: blocks of plan_gather_threads with a sixteen of x per
-/// thread, each of which sorts all slots; then a block that writes the plan, and one that clears
+/// Plan, gather and quantise in one launch: CTAs of plan_gather_threads with a vec16 of x per
+/// thread, each of which sorts all slots; then a CTA that writes the plan, and one that clears
 /// counters.
 struct plan_gather_parameters {
   plan_rounds_parameters plan;  ///< at most small_batch slots

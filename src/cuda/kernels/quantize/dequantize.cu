@@ -8,33 +8,44 @@
 namespace moe64::cuda {
 namespace {
 
+/// Computes: out = codes times their scales, rounded; the values of plain weights as they are. NaN
+///   for experts without a place.
+/// Grid: a thread per element, grid-stride beyond.
+/// Threads: any number.
+/// Shared memory: none.
+/// Limits: none; any strides and types, and tables of places.
 __global__ void dequantize_reference(dequantize_parameters const p) {
   index_t const rows = p.out.extent[1], cols = p.out.extent[2];
   index_t const size = p.out.extent[0] * rows * cols;
   index_t const step = index_t{gridDim.x} * blockDim.x;
   for (index_t i = index_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
     index_t const col = i % cols, row = i / cols % rows, expert = i / cols / rows;
-    float number = not_a_number();
-    if (!is_lost(p.at, expert)) {
-      number = load_number(row_of(p.values, place_of(p.at.values, expert), row), col);
+    float value = not_a_number();
+    if (!is_lost(p.expert_place, expert)) {
+      value = load_number(row_of(p.values, place_of(p.expert_place.values, expert), row), col);
       if (p.scales.present()) {
-        float const scale = load_scale(p.scales, place_of(p.at.scales, expert), row / p.block_rows,
-                                       col / p.block_cols);
-        number *= global_factor::of(p.global, p.global_divides, expert).applied_to(scale);
+        float const scale = load_scale(p.scales, place_of(p.expert_place.scales, expert),
+                                       row / p.block_rows, col / p.block_cols);
+        value *= global_factor::of(p.global, p.global_divides, expert).applied_to(scale);
       }
     }
-    store_float(row_of(p.out, expert, row), col, number);
+    store_float(row_of(p.out, expert, row), col, value);
   }
 }
 
-/// A warp takes these many rows, and of each two runs of 8 columns per lane: loads of neighbouring
-/// lanes touch, and so do their stores.
+/// A warp takes these many rows, and of each a vec8 per lane, twice: loads and stores of a warp are
+/// coalesced.
 constexpr int rows_each = 4;
 constexpr int runs_each = 2;
 constexpr int run_cols = 32 * 8;
 static_assert(dequantize_tile_cols == runs_each * run_cols);
 static_assert(dequantize_tile_rows == dequantize_threads / 32 * rows_each);
 
+/// Computes: out = codes times their scales, rounded.
+/// Grid: a CTA per tile of dequantize_tile_rows x dequantize_tile_cols, grid-stride beyond.
+/// Threads: dequantize_threads; a warp has four rows of the tile, a lane two vec8s of each.
+/// Shared memory: none. L2 prefetch of the codes (sm_90).
+/// Limits: can_take_vec8() of codes and out, columns per scale a multiple of 8, no places.
 template <dtype Codes, dtype Out>
 __global__ void __launch_bounds__(dequantize_threads)
     dequantize_vectors(dequantize_parameters const p) {
@@ -43,8 +54,8 @@ __global__ void __launch_bounds__(dequantize_threads)
   index_t const tiles_down = ceil_div(rows, dequantize_tile_rows);
   index_t const tiles = p.out.extent[0] * tiles_down * tiles_across;
   index_t const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Tiles do not read one after the other, but bands of them do.
-  l2_prefetch(p.values.data, p.ahead_bytes, p.ahead_each);
+  // Single tiles are not contiguous in memory, but bands of them are.
+  l2_prefetch(p.values.data, p.prefetch_bytes, p.tile_bytes);
   for (index_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     index_t const band = divide(tile, tiles_across);
     index_t const expert = p.out.extent[0] == 1 ? 0 : divide(band, tiles_down);
@@ -96,11 +107,11 @@ __global__ void __launch_bounds__(dequantize_threads)
       for (int r = 0; r < rows_each; ++r) {
         if (row + r >= rows || col + n * run_cols >= cols) continue;
         float const scale = global.applied_to(scales[r][n]);
-        float numbers[8];
-        decode8<Codes>(codes[r][n], numbers);
+        float values[8];
+        decode8<Codes>(codes[r][n], values);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) numbers[i] *= scale;
-        store8<Out>(to + r * to_row + n * run_cols * bits(Out) / 8, encode8<Out>(numbers));
+        for (int i = 0; i < 8; ++i) values[i] *= scale;
+        store8<Out>(to + r * to_row + n * run_cols * bits(Out) / 8, encode8<Out>(values));
       }
     }
   }

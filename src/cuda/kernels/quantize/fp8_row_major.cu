@@ -1,5 +1,5 @@
-#include "cuda/kernels/device/fp8_row_major.cuh"
 #include "cuda/kernels/device/pdl.cuh"
+#include "cuda/kernels/quantize/fp8_row_major.cuh"
 
 namespace moe64::cuda {
 namespace {
@@ -8,15 +8,20 @@ template <dtype X>
 struct rows_source {
   static constexpr dtype type = X;
   static constexpr int width = quantize_row_major_width;
-  using fetched = sixteens<X, width>;
+  using fetched = raw_item<X, width>;
   row_major_rows const& x;
 
   __device__ fetched fetch(std::uint32_t row, std::uint32_t item) const {
     return load_item<X, width>(x, row, item);
   }
-  __device__ fetched const& numbers(fetched const& item) const { return item; }
+  __device__ fetched const& elements(fetched const& item) const { return item; }
 };
 
+/// Computes: codes e4m3 and scales f32 of one matrix of bf16 or f16, a scale for every 128 columns.
+/// Grid: a CTA for quantize_row_major_held items per thread, grid-stride beyond. PDL.
+/// Threads: row_major_threads; 16 columns per thread and item, a group for 8 lanes of a warp.
+/// Shared memory: none.
+/// Limits: can_be_row_major() and has_row_major_rows(): 31 bits of items, no global scale.
 template <dtype X>
 __global__ void __launch_bounds__(row_major_threads)
     quantize_row_major(quantize_row_major_parameters const p) {

@@ -10,15 +10,20 @@ __device__ std::uint32_t magnitude_at(tensor_view const& x, index_t expert, inde
   return __float_as_uint(load_number(row_of(x, expert, row), col)) & 0x7fffffffU;
 }
 
-/// The global scale such that the largest block scale becomes the largest e4m3.
+/// The global scale with which the largest block scale becomes the largest e4m3.
 __device__ float global_for(std::uint32_t largest, bool divides) {
   constexpr float span = 6.0F * 448.0F;
   if (largest == 0) return 1.0F;
-  float const number = __uint_as_float(largest);
-  float const global = divides ? span / number : number / span;
+  float const value = __uint_as_float(largest);
+  float const global = divides ? span / value : value / span;
   return global < __uint_as_float(infinity_bits) && global > 0.0F ? global : 1.0F;
 }
 
+/// Computes: the global scale of each matrix from its largest finite magnitude.
+/// Grid: a CTA per expert, grid-stride beyond.
+/// Threads: any multiple of 32, over the elements of a matrix.
+/// Shared memory: a word per warp.
+/// Limits: none; any strides and types.
 __global__ void quantize_globals(quantize_parameters const p) {
   index_t const rows = count_rows(p.target.live_rows, p.x.extent[1]), cols = p.x.extent[2];
   for (index_t expert = blockIdx.x; expert < p.x.extent[0]; expert += gridDim.x) {
@@ -27,13 +32,18 @@ __global__ void quantize_globals(quantize_parameters const p) {
       std::uint32_t const size = magnitude_at(p.x, expert, i / cols, i % cols);
       if (size < infinity_bits) largest = max(largest, size);
     }
-    largest = largest_of_block(largest);
+    largest = largest_of_cta(largest);
     if (threadIdx.x == 0) {
       element<float>(p.target.global, expert) = global_for(largest, p.target.global_divides);
     }
   }
 }
 
+/// Computes: the scale of each quantisation block.
+/// Grid: a CTA per block, grid-stride beyond.
+/// Threads: any multiple of 32, over the elements of a block.
+/// Shared memory: a word per warp.
+/// Limits: none; any strides and types. Global scales are there (quantize_globals).
 __global__ void quantize_scales(quantize_parameters const p) {
   quantize_target const& t = p.target;
   index_t const rows = count_rows(t.live_rows, p.x.extent[1]), cols = p.x.extent[2];
@@ -47,7 +57,7 @@ __global__ void quantize_scales(quantize_parameters const p) {
     for (index_t i = threadIdx.x; i < height * width; i += blockDim.x) {
       largest = max(largest, magnitude_at(p.x, expert, row + i / width, col + i % width));
     }
-    largest = largest_of_block(largest);
+    largest = largest_of_cta(largest);
     if (threadIdx.x != 0) continue;
     auto const global = global_factor::of(t.global, t.global_divides, expert);
     store_scale(t.scales, offset_of(t.scales, expert, grid_row, grid_col),
@@ -55,6 +65,11 @@ __global__ void quantize_scales(quantize_parameters const p) {
   }
 }
 
+/// Computes: the codes.
+/// Grid: a thread per byte of codes, grid-stride beyond.
+/// Threads: any number; a thread makes one code of 8 bits, or two of 4.
+/// Shared memory: none.
+/// Limits: none; any strides and types. Scales are there (quantize_scales).
 __global__ void quantize_codes(quantize_parameters const p) {
   quantize_target const& t = p.target;
   index_t const rows = count_rows(t.live_rows, p.x.extent[1]), cols = p.x.extent[2];
@@ -70,8 +85,8 @@ __global__ void quantize_codes(quantize_parameters const p) {
     for (index_t n = 0; n < per_byte && first + n < cols; ++n) {
       float const scale =
           load_scale(t.scales, expert, row / t.block_rows, (first + n) / t.block_cols);
-      float const number = load_number(row_of(p.x, expert, row), first + n);
-      float const bounded = bounded_quotient(number, global.applied_to(scale), t.largest_code);
+      float const x = load_number(row_of(p.x, expert, row), first + n);
+      float const bounded = bounded_quotient(x, global.applied_to(scale), t.largest_code);
       codes |= code_of(t.values.type, bounded) << (4 * n);
     }
     store_codes(t.values, offset_of(t.values, expert, row, first), codes, first + per_byte > cols);

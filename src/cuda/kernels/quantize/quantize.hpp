@@ -16,8 +16,8 @@ struct quantize_target {
   index_t block_cols;
   float largest_code;
   bool global_divides;
-  divisor row_sixteens;  ///< sixteens of a row, with gaps that complete its last group
-  divisor tiles;         ///< of groups_tile sixteens, that a matrix has
+  divisor row_vec16s;  ///< of a row, with gaps that complete its last group
+  divisor tiles;       ///< of groups_tile vec16s, that a matrix has
 };
 
 /// What the kernels of quantize read and write.
@@ -26,28 +26,27 @@ struct quantize_parameters {
   quantize_target target;
 };
 
-/// The reference, any strides and types: the global scales, a block per expert (where there are
-/// any); then the scales, a block for each; then the codes, a thread per byte at a time.
+/// The reference, any strides and types, in three launches: the global scales, where there are any;
+/// the scales; the codes.
 [[nodiscard]] kernel<quantize_parameters> quantize_globals_kernel();
 [[nodiscard]] kernel<quantize_parameters> quantize_scales_kernel();
 [[nodiscard]] kernel<quantize_parameters> quantize_codes_kernel();
 
-/// Elements that a thread of the kernels named "groups" holds at a time, and threads of their
-/// blocks: few, so that few wait for one another.
+/// Elements that a thread of the kernels named "groups" holds at a time, and threads of their CTAs:
+/// few, so that few wait for one another.
 inline constexpr int groups_held = 32;
 inline constexpr int groups_threads = 64;
 inline constexpr index_t groups_tile = index_t{groups_threads} * groups_held / 16;
 
-/// A tile per block at a time, a scale for every 16, 32, 64, 128, 256 or 512 columns, in one pass.
-/// Columns must be adjacent, their number a multiple of 16, sixteen numbers and sixteen codes
-/// aligned to their size (at most 16 bytes).
+/// A scale for every 16, 32, 64, 128, 256 or 512 columns of a row, in one pass. vec16 of x and of
+/// the codes, as can_take_vec16() says.
 [[nodiscard]] kernel<quantize_parameters> quantize_groups_kernel(dtype x, dtype values);
 
-/// Elements of one block of scales that a thread of the kernel below holds, for x of this type.
+/// Elements of one block that a thread of the kernel below holds, for x of this type.
 [[nodiscard]] constexpr int quantize_held(dtype x) { return x == dtype::f32 ? 32 : 64; }
 
-/// One scale at a time, its numbers held by the threads of one block: block_rows is 1, or
-/// block_cols / 16 a power of two. e4m3, e5m2 and int8. Columns as above.
+/// Any block that the registers of one CTA hold: block_rows is 1, or block_cols / 16 a power of
+/// two. Codes e4m3, e5m2 and int8; vec16 as above.
 [[nodiscard]] kernel<quantize_parameters> quantize_blocks_kernel(dtype x, dtype values);
 
 }  // namespace moe64::cuda

@@ -6,20 +6,20 @@
 
 #include <type_traits>
 
-/// Quantising in one pass, whatever the numbers come from, sixteen neighbours per thread at a time.
-/// A source has
-///   type               of its numbers
-///   held               how many sixteens of one block a thread holds
-///   row(expert, row)   of a place with fetch(down, col, exists): sixteen numbers `down` rows below
-///                      and from column `col` on, or what they are made of; zeros where they do not
-///                      exist
-///   numbers(fetched)   as raw16; all lanes of a warp together
+/// Quantising in one pass, whatever the elements come from, a vec16 (16 adjacent columns) per
+/// thread at a time. A source has
+///   type               of its elements
+///   held               vec16s of one block that a thread holds
+///   row(expert, row)   a loader with fetch(down, col, exists): the vec16 `down` rows below and
+///   from
+///                      column `col` on, or what it is made of; zeros where it does not exist
+///   elements(fetched)  as raw16; all lanes of a warp together
 namespace moe64::cuda {
 
 template <dtype Type>
 using type_constant = std::integral_constant<dtype, Type>;
 
-/// Where the codes at (expert, row, col) lie; col is even.
+/// The address of the codes at (expert, row, col); col is even.
 template <dtype Code>
 __device__ inline std::uint8_t* codes_at(tensor_view const& values, index_t expert, index_t row,
                                          index_t col) {
@@ -27,8 +27,8 @@ __device__ inline std::uint8_t* codes_at(tensor_view const& values, index_t expe
          (offset_of(values, expert, row) + col) * bits(Code) / 8;
 }
 
-/// Sixteen codes and the scale of their group. A scale for every block_cols = 16 * 2^n <= 512
-/// columns: neighbouring lanes hold one group, and agree on its largest number with shuffles.
+/// The codes of a vec16 and the scale of their group. A scale for every block_cols = 16 * 2^n <=
+/// 512 columns: neighbouring lanes hold one group, and reduce its largest magnitude by shuffles.
 template <dtype Code>
 struct group_codes {
   raw16<Code> codes;
@@ -75,17 +75,17 @@ class group_rows {
   index_t scales_;
 };
 
-/// A tile of groups per block of threads at a time: sixteens of any rows of one matrix, one after
-/// the other. A row is as many sixteens as whole groups have, so that no group is in two warps.
+/// A tile per CTA at a time: groups_tile vec16s of one matrix, in row-major order, whatever their
+/// rows. A row is as many vec16s as whole groups have, so that no group is in two warps.
 template <dtype Code, class Source>
 __device__ void quantize_groups_of(Source const& source, quantize_target const& t) {
   constexpr int held = groups_held / 16;
   index_t const rows = count_rows(t.live_rows, t.values.extent[1]), cols = t.values.extent[2];
-  auto const across = static_cast<std::uint32_t>(t.row_sixteens.by);  // narrow-ok: can_make_groups
+  auto const across = static_cast<std::uint32_t>(t.row_vec16s.by);  // narrow-ok: can_make_groups
   for (index_t task = blockIdx.x; task < t.values.extent[0] * t.tiles.by; task += gridDim.x) {
     index_t const expert = t.values.extent[0] == 1 ? 0 : divided(task, t.tiles);
     index_t const first = (task - expert * t.tiles.by) * groups_tile;
-    index_t const row = divided(first, t.row_sixteens);
+    index_t const row = divided(first, t.row_vec16s);
     if (row >= rows) continue;
     auto const begin = static_cast<std::uint32_t>(first - row * across);  // narrow-ok: below across
     index_t const rows_left = rows - row;
@@ -97,23 +97,23 @@ __device__ void quantize_groups_of(Source const& source, quantize_target const& 
     bool exists[held];
 #pragma unroll
     for (int n = 0; n < held; ++n) {
-      std::uint32_t const sixteen = begin + n * groups_threads + threadIdx.x;
-      down[n] = divided_short(sixteen, t.row_sixteens);
-      col[n] = 16 * (sixteen - down[n] * across);
+      std::uint32_t const vec16 = begin + n * groups_threads + threadIdx.x;
+      down[n] = divided_short(vec16, t.row_vec16s);
+      col[n] = 16 * (vec16 - down[n] * across);
       exists[n] = down[n] < rows_left && col[n] < cols;
       inputs[n] = from.fetch(down[n], col[n], exists[n]);
     }
 #pragma unroll
     for (int n = 0; n < held; ++n) {
-      auto const made = group_codes<Code>::of(source.numbers(inputs[n]), t, global);
+      auto const made = group_codes<Code>::of(source.elements(inputs[n]), t, global);
       if (exists[n]) to.store(down[n], col[n], made);
     }
   }
 }
 
-/// The largest of all threads of a block, again and again with one barrier each: what is written
-/// next is the other half.
-class block_maximum {
+/// The largest of all threads of a CTA, with one barrier for each call: shared memory is a double
+/// buffer.
+class cta_maximum {
  public:
   __device__ std::uint32_t of(std::uint32_t mine) {
     __shared__ std::uint32_t of_warp[2][32];
@@ -131,16 +131,16 @@ class block_maximum {
   int parity_ = 0;
 };
 
-/// A block of scales per block of threads: sixteens side by side along its rows, of which there is
-/// one, or each has 2^n sixteens.
+/// A quantisation block per CTA at a time, in the registers of its threads: one row, or rows of 2^n
+/// vec16s.
 template <dtype Code, class Source>
 __device__ void quantize_blocks_of(Source const& source, quantize_target const& t) {
   constexpr int held = Source::held;
   index_t const rows = count_rows(t.live_rows, t.values.extent[1]), cols = t.values.extent[2];
   index_t const grid_rows = t.scales.extent[1], grid_cols = t.scales.extent[2];
-  // With one row every sixteen is of it.
+  // With one row every vec16 is of it.
   int const shift = t.block_rows == 1 ? 31 : __ffsll(t.block_cols / 16) - 1;
-  block_maximum maximum;
+  cta_maximum maximum;
   for (index_t task = blockIdx.x; task < t.values.extent[0] * grid_rows * grid_cols;
        task += gridDim.x) {
     index_t const band = grid_cols == 1 ? task : divide(task, grid_cols);
@@ -148,7 +148,7 @@ __device__ void quantize_blocks_of(Source const& source, quantize_target const& 
     index_t const grid_col = task - band * grid_cols, grid_row = band - expert * grid_rows;
     index_t const row = grid_row * t.block_rows, col = grid_col * t.block_cols;
     if (row >= rows) continue;
-    // A block is as large as its threads hold.
+    // A block is no larger than the threads hold.
     auto const height = static_cast<unsigned>(min(t.block_rows, rows - row));  // narrow-ok: < 2^17
     auto const width = static_cast<unsigned>(min(t.block_cols, cols - col));   // narrow-ok: < 2^17
     auto const row_of = [&](int n) { return (threadIdx.x + n * blockDim.x) >> shift; };
@@ -156,15 +156,15 @@ __device__ void quantize_blocks_of(Source const& source, quantize_target const& 
       return 16 * ((threadIdx.x + n * blockDim.x) & ((1U << shift) - 1U));
     };
     auto const exists = [&](int n) { return row_of(n) < height && col_of(n) < width; };
-    auto const place = source.row(expert, row);
+    auto const from = source.row(expert, row);
     typename Source::fetched inputs[held];
 #pragma unroll
-    for (int n = 0; n < held; ++n) inputs[n] = place.fetch(row_of(n), col + col_of(n), exists(n));
+    for (int n = 0; n < held; ++n) inputs[n] = from.fetch(row_of(n), col + col_of(n), exists(n));
     raw16<Source::type> x[held];
     std::uint32_t largest = 0;
 #pragma unroll
     for (int n = 0; n < held; ++n) {
-      x[n] = source.numbers(inputs[n]);
+      x[n] = source.elements(inputs[n]);
       largest = max(largest, largest_of(x[n]));
     }
     auto const global = global_factor::of(t.global, t.global_divides, expert);

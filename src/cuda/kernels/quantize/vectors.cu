@@ -12,7 +12,7 @@ struct stack_source {
   using fetched = raw16<X>;
   tensor_view const& x;
 
-  struct row_place {
+  struct row_loader {
     std::uint8_t const* data;
     index_t row_bytes;
 
@@ -20,19 +20,29 @@ struct stack_source {
       return exists ? load16<X>(data + down * row_bytes + col * (bits(X) / 8)) : fetched{};
     }
   };
-  __device__ row_place row(index_t expert, index_t row) const {
+  __device__ row_loader row(index_t expert, index_t row) const {
     constexpr index_t size = bits(X) / 8;
     return {static_cast<std::uint8_t const*>(x.data) + offset_of(x, expert, row) * size,
             x.stride[1] * size};
   }
-  __device__ fetched const& numbers(fetched const& sixteen) const { return sixteen; }
+  __device__ fetched const& elements(fetched const& x16) const { return x16; }
 };
 
+/// Computes: codes and scales in one pass, a scale for every 16 * 2^n <= 512 columns of a row.
+/// Grid: a CTA per tile of groups_tile vec16s, grid-stride beyond.
+/// Threads: groups_threads, two vec16s each; 2^n neighbouring lanes hold a group.
+/// Shared memory: none.
+/// Limits: can_make_groups(), can_take_vec16() of x and codes.
 template <dtype X, dtype Code>
 __global__ void __launch_bounds__(groups_threads) quantize_groups(quantize_parameters const p) {
   quantize_groups_of<Code>(stack_source<X>{p.x}, p.target);
 }
 
+/// Computes: codes and scales in one pass, a scale for every block of rows and columns.
+/// Grid: a CTA per block, grid-stride beyond.
+/// Threads: as many as hold a block, quantize_held(X) elements each; at most 1024.
+/// Shared memory: two words per warp, for the largest magnitude.
+/// Limits: can_make_blocks(), can_take_vec16() of x and codes.
 template <dtype X, dtype Code>
 __global__ void __launch_bounds__(1024) quantize_blocks(quantize_parameters const p) {
   quantize_blocks_of<Code>(stack_source<X>{p.x}, p.target);

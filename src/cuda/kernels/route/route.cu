@@ -3,7 +3,7 @@
 namespace moe64::cuda {
 namespace {
 
-/// A candidate of a choice: larger keys first, NaN below everything, ties to the lower id; an id
+/// A candidate of a choice: larger keys first, NaN below all others, ties to the lower id; an id
 /// below 0 is none, and comes last.
 struct candidate {
   float key = 0.0F;
@@ -17,14 +17,14 @@ struct candidate {
     if (!nan && key != other.key) return key > other.key;
     return id < other.id;
   }
-  [[nodiscard]] __device__ candidate of_lane(int distance) const {
+  [[nodiscard]] __device__ candidate of_lane_xor(int distance) const {
     return {__shfl_xor_sync(all_lanes, key, distance), __shfl_xor_sync(all_lanes, id, distance)};
   }
 };
 
 __device__ candidate best_of_warp(candidate mine) {
   for (int distance = 16; distance > 0; distance /= 2) {
-    candidate const other = mine.of_lane(distance);
+    candidate const other = mine.of_lane_xor(distance);
     if (other.before(mine)) mine = other;
   }
   return mine;
@@ -44,14 +44,14 @@ struct best_two {
   }
   __device__ void add_warp() {
     for (int distance = 16; distance > 0; distance /= 2) {
-      best_two const other = {first.of_lane(distance), second.of_lane(distance)};
+      best_two const other = {first.of_lane_xor(distance), second.of_lane_xor(distance)};
       add(other.first);
       add(other.second);
     }
   }
 };
 
-/// The choice of experts for one token, one after the other.
+/// Selects the experts of one token, one after the other.
 class chooser {
  public:
   __device__ chooser(route_parameters const& p, token_scores<false> const& scores)
@@ -77,11 +77,11 @@ class chooser {
   [[nodiscard]] __device__ candidate next(candidate const& previous) const {
     candidate best;
     if (!limited_) {
-      look(previous, 0, scores_.experts(), best);
+      find(previous, 0, scores_.experts(), best);
     } else {
       for (index_t g = 0; g < groups_; ++g) {
         if (last_group_.before({group_key(g), g})) continue;
-        look(previous, g * group_size_, (g + 1) * group_size_, best);
+        find(previous, g * group_size_, (g + 1) * group_size_, best);
       }
     }
     return best_of_warp(best);
@@ -93,7 +93,7 @@ class chooser {
     return p_.selection_bias.present() ? score + element<float>(p_.selection_bias, e) : score;
   }
 
-  __device__ void look(candidate const& previous, index_t begin, index_t end,
+  __device__ void find(candidate const& previous, index_t begin, index_t end,
                        candidate& best) const {
     for (index_t e = begin + lane_id(); e < end; e += 32) {
       candidate const expert = {key(e), e};
@@ -119,7 +119,7 @@ class chooser {
   candidate last_group_;  // the worst group that is kept
 };
 
-/// Scores of the chosen, in p.weights, become weights: by the lane that has written them.
+/// The scores of the selected experts, in p.weights, become weights: by the lane that wrote them.
 __device__ void finish_weights(route_parameters const& p, index_t token, float largest) {
   row_view const weights = row_of(p.weights, token);
   index_t const top_k = p.weights.extent[1];
@@ -140,6 +140,11 @@ __device__ void finish_weights(route_parameters const& p, index_t token, float l
   }
 }
 
+/// Computes: expert_ids and weights of each token.
+/// Grid: a warp per token, grid-stride beyond.
+/// Threads: route_warps warps, independent of each other.
+/// Shared memory: none: every score is computed whenever it is needed.
+/// Limits: none; any strides and types.
 __global__ void __launch_bounds__(route_warps * 32) route_tokens(route_parameters const p) {
   for_each_token(p.logits.extent[0], [&](index_t token) {
     token_scores<false> const scores(p.logits, p.options.score, token, nullptr);
@@ -152,7 +157,7 @@ __global__ void __launch_bounds__(route_warps * 32) route_tokens(route_parameter
       float const score = scores(chosen.id);
       store_id(p.expert_ids, token, k, chosen.id);
       store_float(row_of(p.weights, token), k, score);
-      largest = fmaxf(largest, score);  // the logit, where finish_weights looks at it
+      largest = fmaxf(largest, score);  // the logit, where finish_weights needs it
     }
     if (lane_id() == 0) finish_weights(p, token, largest);
   });
@@ -191,7 +196,7 @@ class token_gradient {
       gradient += p_.options.score == scoring::sigmoid ? d_raw(k) * raw_score * (1.0F - raw_score)
                                                        : d_raw(k) * raw_score;
     }
-    // Every logit takes part in the softmax over all experts, also of those that were not chosen.
+    // The softmax over all experts depends on every logit, also of those that were not selected.
     if (p_.options.score == scoring::softmax) gradient -= scores_(e) * softmax_dot_;
     return gradient;
   }
@@ -203,7 +208,7 @@ class token_gradient {
   [[nodiscard]] __device__ bool skipped(index_t k) const {
     return id(k) < 0 || id(k) >= scores_.experts();
   }
-  /// Score before normalising; exp of the logit when the softmax is over the chosen.
+  /// Score before normalising; exp of the logit when the softmax is over the selected experts.
   [[nodiscard]] __device__ float raw(index_t k) const {
     if (p_.options.score != scoring::softmax_of_selected) return scores_(id(k));
     return exp_f32(scores_.logit(id(k)) - largest_);
@@ -220,11 +225,16 @@ class token_gradient {
   index_t token_;
   token_scores<Kept> const& scores_;
   float largest_ = -std::numeric_limits<float>::infinity();
-  float sum_ = 0.0F;          // of the raw scores of the chosen
+  float sum_ = 0.0F;          // of the raw scores of the selected
   float weighted_ = 0.0F;     // sum of upstream * raw
   float softmax_dot_ = 0.0F;  // sum of raw * d_raw
 };
 
+/// Computes: d_logits of each token.
+/// Grid: a warp per token, grid-stride beyond.
+/// Threads: route_warps warps, independent of each other.
+/// Shared memory: `Kept`: the scores of a token per warp; otherwise none.
+/// Limits: `Kept`: at most route_scored_experts; any strides and types.
 template <bool Kept>
 __global__ void __launch_bounds__(route_warps * 32)
     route_backward_tokens(route_backward_parameters const p) {

@@ -1,11 +1,11 @@
 #include "cuda/kernels/route/scores.cuh"
 
-/// Routing that computes each score once, into shared memory. Candidates are ranked by integers
-/// that the warp compares in two instructions; what was taken ranks below everything.
+/// Routing that computes each score once, into shared memory. Candidates are ranked by integers,
+/// which a warp compares by two redux instructions; what was taken ranks below all others.
 namespace moe64::cuda {
 namespace {
 
-/// A key as an integer that ranks as the CPU's candidates do: NaN below every number, both zeros
+/// A key as an integer that ranks as the CPU's candidates do: NaN below all others, both zeros
 /// alike.
 using rank = std::uint32_t;
 constexpr rank taken = 0;
@@ -18,8 +18,8 @@ __device__ rank rank_of(float key) {
   return isnan(key) ? nan : ordered;
 }
 
-/// The best of `ranks` within [begin, end), ties to the lower place; it is taken. The same for all
-/// lanes. There must be one.
+/// Takes the best of `ranks` within [begin, end), ties to the lower index; warp-uniform. There must
+/// be one.
 __device__ int take_best(rank* ranks, int begin, int end) {
   rank best = taken;
   int place = end;
@@ -38,7 +38,7 @@ __device__ int take_best(rank* ranks, int begin, int end) {
 
 /// One warp's share of the shared memory.
 struct token_memory {
-  float* scores;   ///< [experts]; of the chosen in the end their weights
+  float* scores;   ///< [experts]; in the end the weights of the selected
   rank* eligible;  ///< [experts]
   rank* groups;    ///< [groups]
   int* chosen;     ///< [top_k]
@@ -111,7 +111,7 @@ class scored_token {
     __syncwarp();
   }
 
-  /// Leaves the experts as they were.
+  /// Restores the ranks that it takes.
   [[nodiscard]] __device__ float find_group_key(int begin, int end) {
     int const first = take_best(memory_.eligible, begin, end);
     float sum = key(first);
@@ -125,7 +125,7 @@ class scored_token {
     return sum;
   }
 
-  /// The scores of the chosen are logits: exp of what they lack to the largest of them.
+  /// The scores of the selected are logits: exp of their differences to the largest one.
   __device__ void take_exponentials() const {
     float largest = -std::numeric_limits<float>::infinity();
     for (int k = lane_id(); k < top_k_; k += 32) {
@@ -147,6 +147,11 @@ class scored_token {
   int experts_, groups_, top_k_;
 };
 
+/// Computes: expert_ids and weights of each token.
+/// Grid: a warp per token, grid-stride beyond.
+/// Threads: route_warps warps, independent of each other.
+/// Shared memory: token_memory for each warp.
+/// Limits: at most route_scored_experts; any strides and types.
 __global__ void __launch_bounds__(route_warps * 32) route_scored(route_parameters const p) {
   token_memory const memory(p);
   for_each_token(p.logits.extent[0], [&](index_t token) {

@@ -7,8 +7,8 @@
 #include <limits>
 
 /// What the kernels of route share. One warp per token, with the CPU's operations in the CPU's
-/// order: only comparisons, whose order does not show, are shared among lanes; every sum is taken
-/// by all lanes alike.
+/// order: only comparisons, whose order does not matter, are split among lanes; every sum is
+/// computed by all lanes alike.
 namespace moe64::cuda {
 
 inline constexpr unsigned all_lanes = ~0U;
@@ -41,13 +41,13 @@ __device__ inline void store_id(tensor_view const& ids, index_t token, index_t k
   }
 }
 
-/// What this warp keeps of the block's shared memory.
-__device__ inline float* warp_memory(index_t numbers) {
+/// The dynamic shared memory of this warp, of `words` 4-byte words.
+__device__ inline float* warp_memory(index_t words) {
   extern __shared__ __align__(16) float memory[];
-  return memory + threadIdx.x / 32 * numbers;
+  return memory + threadIdx.x / 32 * words;
 }
 
-/// The scores of one token: kept in shared memory, or computed whenever they are asked for.
+/// The scores of one token: kept in shared memory, or computed at every use.
 template <bool Kept>
 class token_scores {
  public:
@@ -96,7 +96,7 @@ class token_scores {
     for (index_t begin = 0; begin < experts_; begin += 32) {
       index_t const e = begin + lane_id();
       float const mine = e < experts_ ? exponential(e) : 0.0F;
-      // Zeros behind the last one do not change a sum that is positive or NaN.
+      // Zeros past the last one do not change a sum that is positive or NaN.
       for (int lane = 0; lane < 32; ++lane) sum_ += __shfl_sync(all_lanes, mine, lane);
     }
   }

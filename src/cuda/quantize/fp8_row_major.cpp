@@ -1,4 +1,4 @@
-#include "cuda/fp8_row_major.hpp"
+#include "cuda/quantize/fp8_row_major.hpp"
 
 #include "cuda/vec8.hpp"
 
@@ -41,7 +41,7 @@ support can_be_row_major(quantize_target const& target, int width) {
     return support::no(fmt::format("{} columns are no multiple of {}", cols, item_cols));
   }
   if (cols >= most_extent || rows >= most_extent ||
-      checked_mul(rows, target.row_sixteens.by) >= row_major_most_items) {
+      checked_mul(rows, target.row_vec16s.by) >= row_major_most_items) {
     return support::no(fmt::format(
         "{} x {} elements: it counts those of a call with 31 bits, by {}", rows, cols, item_cols));
   }
@@ -63,7 +63,7 @@ row_major_target row_major_target_of(quantize_target const& target, int width) {
           .rows = short_of(values.extent[1]),
           .cols = short_of(values.extent[2]),
           .live_rows = static_cast<std::int64_t const*>(target.live_rows.data),
-          .row_items = divide_by(target.row_sixteens.by / width),
+          .row_items = divide_by(target.row_vec16s.by / width),
           .in_groups = in_groups(target)};
 }
 
@@ -80,16 +80,16 @@ row_major_rows row_major_rows_of(tensor_view const& matrix) {
   return {static_cast<std::uint8_t const*>(matrix.data), short_of(row_bytes(matrix))};
 }
 
-index_t row_major_blocks(launcher const& on, row_major_target const& to, index_t tile) {
+index_t row_major_ctas(launcher const& on, row_major_target const& to, index_t tile) {
   return on.ctas_for(ceil_div(index_t{to.rows} * to.row_items.by, tile), one_task_each);
 }
 
-row_major_team row_major_team_of(row_major_target const& to) {
+row_major_cta row_major_cta_of(row_major_target const& to) {
   index_t const items = to.row_items.by;
-  row_major_team best = {align_up(items, 32), 1};
+  row_major_cta best = {align_up(items, 32), 1};
   // Up to four rows; the fewest that leave less than an eighth of the threads idle.
   for (index_t rows = 2; rows <= 4 && best.threads * 7 / 8 > best.rows * items; ++rows) {
-    row_major_team const more = {align_up(rows * items, 32), rows};
+    row_major_cta const more = {align_up(rows * items, 32), rows};
     bool const better = more.threads * best.rows < best.threads * more.rows;
     if (better && more.threads <= row_major_row_threads) best = more;
   }

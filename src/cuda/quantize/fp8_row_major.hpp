@@ -1,14 +1,14 @@
 #pragma once
 
-#include "cuda/kernels/device/fp8_row_major.hpp"
+#include "cuda/kernels/quantize/fp8_row_major.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "moe64/error.hpp"
 
-/// Which calls can have the fp8_row_major kernels, as entries of that name in the lists of
-/// quantize, gather and activate.
+/// Which calls the fp8_row_major kernels take, as entries of that name in the lists of quantize,
+/// gather and activate.
 namespace moe64::cuda {
 
-/// Items that kernels count with 31 bits, also when they look one step of the grid ahead.
+/// Items that kernels count with 31 bits, one grid stride further included.
 inline constexpr index_t row_major_most_items = (index_t{1} << 31) - (index_t{1} << 20);
 
 /// Where items are `width` times 16 columns: refused where codes or scales are of another kind, a
@@ -21,13 +21,12 @@ inline constexpr index_t row_major_most_items = (index_t{1} << 31) - (index_t{1}
 [[nodiscard]] support has_row_major_rows(char const* argument, tensor_view const& matrix);
 [[nodiscard]] row_major_rows row_major_rows_of(tensor_view const& matrix);
 
-/// Blocks that take `tile` items each.
-[[nodiscard]] index_t row_major_blocks(launcher const& on, row_major_target const& to,
-                                       index_t tile);
-/// Threads with an item each for whole rows, of which few are idle, and how many rows that are.
-struct row_major_team {
+/// CTAs that take `tile` items each.
+[[nodiscard]] index_t row_major_ctas(launcher const& on, row_major_target const& to, index_t tile);
+/// A CTA that takes whole rows, an item per thread: as many rows as leave few threads idle.
+struct row_major_cta {
   index_t threads, rows;
 };
-[[nodiscard]] row_major_team row_major_team_of(row_major_target const& to);
+[[nodiscard]] row_major_cta row_major_cta_of(row_major_target const& to);
 
 }  // namespace moe64::cuda

@@ -1,7 +1,9 @@
 #include "cuda/kernels/activate/activate_quantize.hpp"
 
-#include "cuda/fp8_row_major.hpp"
-#include "cuda/fused_quantize.hpp"
+#include "cuda/kernels/activate/fp8_row_major.hpp"
+#include "cuda/quantize/fp8_row_major.hpp"
+#include "cuda/quantize/fused_quantize.hpp"
+#include "cuda/quantize/target.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
@@ -13,7 +15,7 @@
 namespace moe64::cuda {
 namespace {
 
-constexpr team row_team = {activate_held, activate_rows_threads};
+constexpr cta_capacity row_threads = {activate_held, activate_rows_threads};
 
 quantize_target target_of_out(activate_args const& args) {
   return target_of({args.out, args.scales, args.quantized}, {}, args.live_rows);
@@ -45,7 +47,7 @@ activate_row_major_parameters row_major_parameters_of(activate_args const& args)
 /// Threads of a persistent CTA that take items together: those of a group, or of a row.
 index_t table_team(quantize_target const& target) {
   bool const groups = target.block_cols == row_major_group;
-  return groups ? 32 : align_up(target.row_sixteens.by / activate_row_major_width, 32);
+  return groups ? 32 : align_up(target.row_vec16s.by / activate_row_major_width, 32);
 }
 
 /// As many teams of so many threads as there is shared memory for; 0: not for one.
@@ -79,14 +81,14 @@ void run_quantized_groups(activate_args const& args, stream where) {
 support takes_quantized_rows(activate_args const& args) {
   if (support const answer = is_quantizing(args); !answer) return answer;
   if (args.quantized.kind != scale_kind::row) return support::no("a row has several scales");
-  support const answer = can_make_blocks(target_of_out(args), row_team);
+  support const answer = can_make_blocks(target_of_out(args), row_threads);
   return answer ? takes_vec16(args) : answer;
 }
 
 void run_quantized_rows(activate_args const& args, stream where) {
   launcher on("activate", args, where);
   activate_quantize_parameters const p = parameters_of(args);
-  index_t const threads = threads_of_block(p.target, row_team);
+  index_t const threads = threads_of_block(p.target, row_threads);
   on.launch(activate_rows_kernel(args.activation.kind, args.gate.type),
             {on.ctas_for(p.gate.extent[0], one_task_each), narrow<int>(threads)}, p);
 }
@@ -109,7 +111,7 @@ support takes_row_major(activate_args const& args) {
   quantize_target const target = target_of_out(args);
   if (target.block_cols == row_major_group) return support::yes();
   row_major_target const to = row_major_target_of(target, activate_row_major_width);
-  if (row_major_team_of(to).threads <= row_major_row_threads) return support::yes();
+  if (row_major_cta_of(to).threads <= row_major_row_threads) return support::yes();
   return support::no(fmt::format("rows of {} columns with one scale: it takes at most {}", to.cols,
                                  16 * activate_row_major_width * row_major_row_threads));
 }
@@ -120,10 +122,10 @@ void run_row_major(activate_args const& args, stream where) {
   activate_row_major_parameters const p = row_major_parameters_of(args);
   if (p.to.in_groups) {
     on.launch(activate_row_major_kernel(kind, args.gate.type),
-              {row_major_blocks(on, p.to, row_major_threads), row_major_threads}, p);
+              {row_major_ctas(on, p.to, row_major_threads), row_major_threads}, p);
     return;
   }
-  auto const [threads, rows] = row_major_team_of(p.to);
+  auto const [threads, rows] = row_major_cta_of(p.to);
   on.launch(activate_row_major_rows_kernel(kind, args.gate.type),
             {on.ctas_for(ceil_div(args.gate.extent[0], rows), one_task_each), narrow<int>(threads)},
             p);

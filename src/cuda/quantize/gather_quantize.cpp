@@ -1,8 +1,9 @@
 #include "cuda/kernels/permute/gather_quantize.hpp"
 
-#include "cuda/fp8_row_major.hpp"
-#include "cuda/fused_quantize.hpp"
-#include "cuda/operations.hpp"
+#include "cuda/kernels/permute/gather_fp8_row_major.hpp"
+#include "cuda/quantize/fp8_row_major.hpp"
+#include "cuda/quantize/fused_quantize.hpp"
+#include "cuda/quantize/target.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
@@ -22,17 +23,19 @@ gather_quantize_parameters parameters_of(gather_args const& args) {
   return {args.x, args.plan, args.weighted, target_of_rows(args)};
 }
 
-/// How many blocks of so many threads a multiprocessor should hold, and the shared memory, which
-/// nobody uses, that keeps it to them: memory writes fewer rows at a time faster.
-struct row_major_shape {
-  index_t blocks, threads;
+/// CTAs that an SM should hold, and their threads.
+struct occupancy {
+  index_t ctas_per_sm, threads;
 };
-grid grid_of(launcher const& on, row_major_shape const& each, index_t tasks) {
-  index_t const unused_shared_bytes = std::max<index_t>(on.shared_bytes() / each.blocks - 2048, 0);
-  return {on.ctas_for(tasks, one_task_each), narrow<int>(each.threads), unused_shared_bytes};
+/// DRAM writes fewer rows at a time faster: unused shared memory limits the CTAs of an
+/// SM.
+grid grid_of(launcher const& on, occupancy const& wanted, index_t tasks) {
+  index_t const unused_shared_bytes =
+      std::max<index_t>(on.shared_bytes() / wanted.ctas_per_sm - 2048, 0);
+  return {on.ctas_for(tasks, one_task_each), narrow<int>(wanted.threads), unused_shared_bytes};
 }
 
-/// That hold a row with one scale, 32 columns each.
+/// Threads that hold a row with one scale, 32 columns each.
 index_t threads_of_row(index_t cols) { return align_up(ceil_div(cols, 32), 32); }
 
 support takes_vec16(gather_args const& args) {
@@ -53,7 +56,7 @@ support is_quantizing(gather_args const& args) {
 
 support is_copy(gather_args const& args) {
   if (args.quantized.kind == scale_kind::none) return support::yes();
-  return support::no("rows are quantised on the way");
+  return support::no("rows are quantised");
 }
 
 support takes_quantized_groups(gather_args const& args) {
@@ -110,27 +113,27 @@ void run_row_major(gather_args const& args, stream where) {
   row_major_target const to = row_major_target_of(target_of_rows(args), quantize_row_major_width);
   routing_plan const& plan = args.plan;
   index_t const row_items = to.row_items.by, top_k = std::max<index_t>(plan.top_k, 1);
-  // The prefetch counts bytes of one piece, and every thread has some.
+  // l2_prefetch needs x contiguous, and every thread to have a part of it.
   index_t const cols = args.x.extent[1];
-  bool const adjacent = args.x.stride[0] == cols && (!to.in_groups || cols % row_major_group == 0);
+  bool const contiguous =
+      args.x.stride[0] == cols && (!to.in_groups || cols % row_major_group == 0);
   gather_row_major_parameters const p = {
       .x = row_major_rows_of(args.x),
       .to = to,
       .slot_to_row = static_cast<std::int64_t const*>(plan.slot_to_row.data),
       .tokens = plan.tokens,
       .top_k = plan.top_k,
-      .ahead_bytes = adjacent ? plan.tokens * cols * 2 : 0};
+      .prefetch_bytes = contiguous ? plan.tokens * cols * 2 : 0};
   if (to.in_groups) {
     constexpr index_t threads = gather_groups_threads;
-    row_major_shape const each = {std::clamp<index_t>(32 / top_k, 2, 16), threads};
+    occupancy const wanted = {std::clamp<index_t>(32 / top_k, 2, 16), threads};
     on.launch(gather_row_major_groups_kernel(args.x.type),
-              grid_of(on, each, ceil_div(plan.tokens * row_items, threads)), p);
+              grid_of(on, wanted, ceil_div(plan.tokens * row_items, threads)), p);
     return;
   }
   index_t const threads = threads_of_row(cols);
-  row_major_shape const each = {std::max<index_t>((2688 / top_k + threads / 2) / threads, 2),
-                                threads};
-  on.launch(gather_row_major_rows_kernel(args.x.type), grid_of(on, each, plan.tokens), p);
+  occupancy const wanted = {std::max<index_t>((2688 / top_k + threads / 2) / threads, 2), threads};
+  on.launch(gather_row_major_rows_kernel(args.x.type), grid_of(on, wanted, plan.tokens), p);
 }
 
 void run_quantized_reference(gather_args const& args, stream where) {
