@@ -13,6 +13,8 @@ endif()
 file(GLOB host_tests CONFIGURE_DEPENDS cuda_host/*_test.cpp)
 if(NOT MOE64_HAVE_CUDA) # whole operations need the launchers
   list(FILTER host_tests EXCLUDE REGEX "/door_[a-z_]*test\\.cpp$")
+elseif(NOT MOE64_HAVE_HOPPER) # calls functions of src/cuda/gemm/sm90
+  list(FILTER host_tests EXCLUDE REGEX "/door_tiles_test\\.cpp$")
 endif()
 add_executable(moe64_cuda_host ${host_tests} cuda_host/mock_runtime.cpp)
 moe64_test_code(moe64_cuda_host)

@@ -1,5 +1,5 @@
 #include "cuda/gemm/parameters.hpp"
-#include "cuda/gemm/sm80_gemm.hpp"
+#include "cuda/gemm/sm80/gemm.hpp"
 #include "cuda/gemm/sm90/gemm.hpp"
 #include "cuda/gemm/sm90/mixed_gemm.hpp"
 #include "cuda/operations.hpp"
@@ -58,7 +58,7 @@ void run_reference(grouped_gemm_args const& args, stream where) {
             parameters_of(args));
 }
 
-constexpr implementation<grouped_gemm_args> multipliers[] = {
+constexpr implementation<grouped_gemm_args> gemms[] = {
     {"sm90_w8a8", sm90::takes_w8a8, sm90::w8a8_gemm, preferred},
     {"sm90_bf16", sm90::takes_bf16, sm90::bf16_gemm},
     {"sm90_w8a16", sm90_mixed::takes_w8a16, sm90_mixed::grouped_gemm},
@@ -69,6 +69,6 @@ constexpr implementation<grouped_gemm_args> multipliers[] = {
 
 }  // namespace
 
-implementation_list<grouped_gemm_args> grouped_gemm_list() { return multipliers; }
+implementation_list<grouped_gemm_args> grouped_gemm_list() { return gemms; }
 
 }  // namespace moe64::cuda

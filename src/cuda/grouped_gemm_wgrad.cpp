@@ -1,5 +1,5 @@
 #include "cuda/gemm/parameters.hpp"
-#include "cuda/gemm/sm80_gemm.hpp"
+#include "cuda/gemm/sm80/gemm.hpp"
 #include "cuda/operations.hpp"
 #include "cuda/runtime/launch.hpp"
 

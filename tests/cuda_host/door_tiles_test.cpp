@@ -35,12 +35,14 @@ class door_tiles : public on_mock {
   auto kernel_of(std::string const& words, index_t rows) {
     return launch_of(words + " tokens=" + std::to_string(rows)).function;
   }
-  /// Consumer warpgroups; there is also one producer warpgroup.
-  unsigned consumers_of(std::string const& words) { return launch_of(words).threads / 128 - 1; }
-  void expect_consumers(unsigned consumers, std::string const& shape,
-                        std::vector<index_t> const& row_counts) {
+  /// Next to them there is one producer warpgroup.
+  unsigned consumer_warpgroups_of(std::string const& words) {
+    return launch_of(words).threads / 128 - 1;
+  }
+  void expect_consumer_warpgroups(unsigned warpgroups, std::string const& shape,
+                                  std::vector<index_t> const& row_counts) {
     for (index_t const rows : row_counts) {
-      EXPECT_EQ(consumers_of(shape + " tokens=" + std::to_string(rows)), consumers)
+      EXPECT_EQ(consumer_warpgroups_of(shape + " tokens=" + std::to_string(rows)), warpgroups)
           << rows << " rows, " << shape;
     }
   }
@@ -50,20 +52,20 @@ TEST_F(door_tiles, of_small_experts) {
   for (std::string const shape :
        {"mode=w8a8 hidden=1024 inter=64", "mode=w8a8 hidden=1024 inter=2048 act=silu",
         "mode=w8a8 hidden=2048 inter=64 scale=row"}) {
-    expect_consumers(2, shape, {1, 16, 17, 48, 161, 256, 272});
-    expect_consumers(3, shape, {49, 64, 160, 273, 368, 369, 512, 2048});
+    expect_consumer_warpgroups(2, shape, {1, 16, 17, 48, 161, 256, 272});
+    expect_consumer_warpgroups(3, shape, {49, 64, 160, 273, 368, 369, 512, 2048});
   }
 }
 
 TEST_F(door_tiles, of_large_experts) {
   for (std::string const shape :
        {"mode=w8a8 hidden=2176 inter=64", "mode=w8a8 hidden=1024 inter=2064"}) {
-    expect_consumers(2, shape, {48, 161, 256, 272, 369, 512, 1024});
-    expect_consumers(3, shape, {49, 160, 273, 368});
+    expect_consumer_warpgroups(2, shape, {48, 161, 256, 272, 369, 512, 1024});
+    expect_consumer_warpgroups(3, shape, {49, 160, 273, 368});
   }
 }
 
-TEST_F(door_tiles, of_three_consumer_warpgroups_store_by_tma_where_most_are_whole) {
+TEST_F(door_tiles, of_three_warpgroups_have_tma_stores_where_most_are_full) {
   for (std::string const shape :
        {"mode=w8a8 hidden=1024 inter=64", "mode=w8a8 hidden=2176 inter=64"}) {
     auto const run = [&](index_t rows) { return kernel_of(shape, rows); };
@@ -73,8 +75,8 @@ TEST_F(door_tiles, of_three_consumer_warpgroups_store_by_tma_where_most_are_whol
   }
 }
 
-// TMA stores, and stores of 16 bytes, would write what is behind such rows.
-TEST_F(door_tiles, of_an_odd_width_are_written_by_elements) {
+// TMA stores, and stores of 16 bytes, would write past the ends of such rows.
+TEST_F(door_tiles, of_an_odd_width_have_no_vec8) {
   alignas(16) static std::uint16_t memory[64 * 208];
   tensor_view y = tensor_view::contiguous(memory, dtype::bf16, {64, 208}, device::cuda(5));
   cases::queue const queue(device::cuda(5), nullptr);
@@ -117,7 +119,7 @@ TEST_F(door_tiles, of_few_rows_are_smaller) {
   }
 }
 
-TEST_F(door_tiles, of_numbers_by_codes) {
+TEST_F(door_tiles, of_mixed_input) {
   auto const run = [&](std::string const& words, index_t rows) {
     return kernel_of(words + " hidden=256 inter=64", rows);
   };
@@ -134,7 +136,7 @@ TEST_F(door_tiles, of_numbers_by_codes) {
   }
 }
 
-TEST_F(door_tiles, of_large_experts_are_taken_from_a_counter) {
+TEST_F(door_tiles, of_large_experts_are_scheduled_dynamically) {
   auto const fills = [&](std::string const& words, index_t rows) {
     cases::problem_case const c(parse_problem("experts=1 top_k=1 device=cuda:5 " + words +
                                               " tokens=" + std::to_string(rows)));
@@ -148,7 +150,7 @@ TEST_F(door_tiles, of_large_experts_are_taken_from_a_counter) {
   EXPECT_EQ(fills(codes + "hidden=2176 inter=2048", 369), 1);
   EXPECT_EQ(fills("op=grouped_gemm weight=bf16 hidden=2176 inter=1024", 161), 1);
   EXPECT_EQ(fills(codes + "hidden=2176 inter=2048", 160), 0);  // few rows
-  EXPECT_EQ(fills(codes + "hidden=2176 inter=2048", 300), 0);  // three consumers
+  EXPECT_EQ(fills(codes + "hidden=2176 inter=2048", 300), 0);  // three warpgroups
   // More than 8 MiB for an expert; and the layer lends memory however small its plan is.
   EXPECT_EQ(fills(codes + "hidden=4112 inter=1024", 369), 1);
   EXPECT_EQ(fills(codes + "hidden=4096 inter=1024", 369), 0);
@@ -156,7 +158,7 @@ TEST_F(door_tiles, of_large_experts_are_taken_from_a_counter) {
             1 + fills("mode=w8a8 impl=sm90_w8a8 hidden=4096 inter=1024", 369));
 }
 
-TEST_F(door_tiles, of_a_short_k_are_m128n192) {
+TEST_F(door_tiles, of_a_short_k_are_broad) {
   for (std::string const shape :
        {"mode=w8a8 hidden=528 inter=64", "mode=w8a8 hidden=768 inter=2048 act=silu",
         "mode=w8a8 hidden=1008 inter=64 scale=row"}) {
@@ -172,9 +174,9 @@ TEST_F(door_tiles, of_a_short_k_are_m128n192) {
   }
 }
 
-TEST_F(door_tiles, of_a_short_k_and_of_numbers) {
-  expect_consumers(2, "mode=w8a8 hidden=1008 inter=64", {64, 160, 300, 512});
-  expect_consumers(2, "weight=bf16 hidden=1024 inter=64", {64, 160, 300, 512});
+TEST_F(door_tiles, of_a_short_k_and_of_bf16) {
+  expect_consumer_warpgroups(2, "mode=w8a8 hidden=1008 inter=64", {64, 160, 300, 512});
+  expect_consumer_warpgroups(2, "weight=bf16 hidden=1024 inter=64", {64, 160, 300, 512});
 }
 
 }  // namespace

@@ -70,6 +70,7 @@ void mock_cuda::reset() {
   has_devices_ = true;
   count_error_ = 0;
   major_ = 9;
+  shared_bytes_ = 227 << 10;
   current = 0;
   last = 0;
   ranges.clear();
@@ -108,6 +109,10 @@ void mock_cuda::fail(runtime_call call, cuda::status code, int successes) {
 void mock_cuda::make_capability(int major) {
   std::lock_guard const lock(mutex_);
   major_ = major;
+}
+void mock_cuda::make_shared_bytes(int bytes) {
+  std::lock_guard const lock(mutex_);
+  shared_bytes_ = bytes;
 }
 void mock_cuda::fail_for_good(cuda::status code) {
   std::lock_guard const lock(mutex_);
@@ -204,7 +209,7 @@ struct mock_table {
   }
   static cuda::status shared_bytes(int device, int* bytes) {
     return m().call(runtime_call::shared_bytes, [&] {
-      *bytes = 227 << 10;
+      *bytes = m().shared_bytes_;
       return exists(device) ? 0 : invalid_device;
     });
   }
@@ -251,7 +256,8 @@ struct mock_table {
   static cuda::status launch(cuda::launch_config const& config) {
     return m().call(runtime_call::launch, [&] {
       bool const possible = config.ctas >= 1 && config.ctas <= 0x7fffffffU && config.threads >= 1 &&
-                            config.threads <= 1024 && config.shared_bytes <= (227U << 10);
+                            config.threads <= 1024 &&
+                            config.shared_bytes <= static_cast<unsigned>(m().shared_bytes_);
       if (!possible) return invalid_configuration;
       if (config.function == nullptr || config.parameters == nullptr) return invalid_value;
       cuda::status const code = queue(config.stream);

@@ -86,6 +86,7 @@ class mock_cuda {
   void fail_for_good(cuda::status code);
   void remove_devices(cuda::status code);  ///< device_count fails, or finds none if 0
   void make_capability(int major);         ///< of all devices; 9 when new
+  void make_shared_bytes(int bytes);       ///< of all devices; 227 KiB when new
   /// An error that somebody else has left behind on this thread.
   void leave_error(cuda::status code);
 
@@ -112,6 +113,7 @@ class mock_cuda {
   bool has_devices_ = true;
   cuda::status count_error_ = 0;
   int major_ = 9;
+  int shared_bytes_ = 227 << 10;
   std::map<unsigned char const*, memory> memory_;
   std::map<void const*, int> handles_;  ///< streams, events and graphs, with their device
   std::uintptr_t next_handle_ = 0x1000;

@@ -6,14 +6,14 @@
 
 namespace moe64::cuda {
 
-/// What a kernel needs of a quantized_view.
+/// A quantized_view for the device.
 struct matrix_operand {
   tensor_view values;  ///< [experts, rows, cols], or as many as it has places
   tensor_view scales;  ///< [experts, grid_rows, grid_cols], or absent: plain
   tensor_view global;  ///< [experts] f32, or absent
   index_t rows_per_scale, cols_per_scale;
   bool global_divides;
-  part_places at;
+  part_places expert_place;
 };
 
 /// y = x W^T (or x W), plus scaling * u V^T (or u V), plus bias: grouped_gemm_args for the device.
@@ -31,8 +31,7 @@ struct grouped_gemm_parameters {
   tensor_view y;  ///< [capacity, outs]
 };
 
-/// Any legal call, a tile of 16 x 16 outputs per block at a time, f32 sums in the order of the
-/// portable CPU implementations.
+/// Any legal call, in f32 in the order of the portable CPU implementations.
 [[nodiscard]] kernel<grouped_gemm_parameters> grouped_gemm_reference_kernel();
 inline constexpr int gemm_reference_tile = 16;
 
@@ -46,9 +45,9 @@ struct grouped_gemm_wgrad_parameters {
   float scaling;
 };
 
-/// d_weights of any legal call, 16 x 16 weights per block at a time, rows added in order.
+/// d_weights of any legal call, rows added in order.
 [[nodiscard]] kernel<grouped_gemm_wgrad_parameters> grouped_gemm_wgrad_reference_kernel();
-/// d_bias, one thread per sum, rows added in order.
+/// d_bias, rows added in order.
 [[nodiscard]] kernel<grouped_gemm_wgrad_parameters> grouped_gemm_bias_gradient_kernel();
 inline constexpr index_t bias_gradient_threads = 128;
 

@@ -5,13 +5,13 @@ namespace moe64::cuda {
 namespace {
 
 constexpr int tile = gemm_reference_tile;
-/// Rows of dy and x that are held at a time.
-constexpr int run = 32;
+/// Rows of dy and x of a stage in shared memory.
+constexpr int stage_rows = 32;
 
-/// dy(r, n) and x(r, c) of a tile; one column more against bank conflicts.
+/// dy(r, n) and x(r, c) of a tile, padded by a column against bank conflicts.
 struct tile_memory {
-  float dy[run][tile + 1];
-  float x[run][tile + 1];
+  float dy[stage_rows][tile + 1];
+  float x[stage_rows][tile + 1];
 };
 
 /// Weights [out_begin, + 16) x [col_begin, + 16) of one part of one expert.
@@ -25,32 +25,38 @@ __device__ tile_cut ranges_of(grouped_gemm_wgrad_parameters const& p) {
   return {p.expert_begin, p.dy.extent[0], 1, 1};
 }
 
-__device__ float number_or_zero(tensor_view const& matrix, index_t r, index_t c, bool there) {
+__device__ float value_or_zero(tensor_view const& matrix, index_t r, index_t c, bool there) {
   return there ? load_number(matrix.type, matrix.data, offset_of(matrix, r, c)) : 0.0F;
 }
 
-__device__ float sum_of(grouped_gemm_wgrad_parameters const& p, gradient_place const& at,
-                        tile_memory& memory) {
+__device__ float accumulate(grouped_gemm_wgrad_parameters const& p, gradient_place const& at,
+                            tile_memory& memory) {
   index_t const part_rows = p.dy.extent[1] / p.parts;
   int const n = thread_number() / tile, c = thread_number() % tile;
-  float sum = 0.0F;
-  for (index_t begin = 0; begin < at.rows; begin += run) {
-    int const count = within(at.rows - begin, run);
+  float accumulator = 0.0F;
+  for (index_t begin = 0; begin < at.rows; begin += stage_rows) {
+    int const count = within(at.rows - begin, stage_rows);
     __syncthreads();
-    for (int i = thread_number(); i < run * tile; i += tile * tile) {
+    for (int i = thread_number(); i < stage_rows * tile; i += tile * tile) {
       int const r = i / tile, j = i % tile;
       index_t const row = at.first_row + begin + r;
-      memory.dy[r][j] = number_or_zero(p.dy, row, at.part * part_rows + at.out_begin + j,
-                                       r < count && at.out_begin + j < part_rows);
+      memory.dy[r][j] = value_or_zero(p.dy, row, at.part * part_rows + at.out_begin + j,
+                                      r < count && at.out_begin + j < part_rows);
       memory.x[r][j] =
-          number_or_zero(p.x, row, at.col_begin + j, r < count && at.col_begin + j < p.x.extent[1]);
+          value_or_zero(p.x, row, at.col_begin + j, r < count && at.col_begin + j < p.x.extent[1]);
     }
     __syncthreads();
-    for (int r = 0; r < count; ++r) sum = __fmaf_rn(memory.dy[r][n], memory.x[r][c], sum);
+    for (int r = 0; r < count; ++r)
+      accumulator = __fmaf_rn(memory.dy[r][n], memory.x[r][c], accumulator);
   }
-  return sum;
+  return accumulator;
 }
 
+/// Computes: d_weights = scaling * dy^T x per expert and part, rows added in order.
+/// Grid: grid-stride over the tiles of 16 x 16 weights of all matrices.
+/// Threads: 256, a weight each.
+/// Shared memory: tile_memory.
+/// Limits: none; any strides and types.
 __global__ void __launch_bounds__(tile* tile)
     grouped_gemm_wgrad_reference(__grid_constant__ grouped_gemm_wgrad_parameters const p) {
   __shared__ tile_memory memory;
@@ -71,17 +77,22 @@ __global__ void __launch_bounds__(tile* tile)
                                part,
                                place / col_tiles * tile,
                                place % col_tiles * tile};
-    float sum = sum_of(p, at, memory);
-    // Without rows the sum is +0, whatever the sign of the factor.
-    if (at.rows > 0) sum *= p.scaling;
+    float accumulator = accumulate(p, at, memory);
+    // Without rows the gradient is +0, whatever the sign of the factor.
+    if (at.rows > 0) accumulator *= p.scaling;
     index_t const n = at.out_begin + thread_number() / tile;
     index_t const c = at.col_begin + thread_number() % tile;
     if (n < part_rows && c < p.x.extent[1]) {
-      store_float(row_of(p.d_weights[part], expert, n), c, sum);
+      store_float(row_of(p.d_weights[part], expert, n), c, accumulator);
     }
   }
 }
 
+/// Computes: d_bias: the sum of the rows of dy per expert and part, in order.
+/// Grid: a CTA per bias_gradient_threads columns of a part of an expert, grid-stride beyond.
+/// Threads: bias_gradient_threads, a column each.
+/// Shared memory: none.
+/// Limits: none; any strides and types.
 __global__ void __launch_bounds__(bias_gradient_threads)
     bias_gradient(__grid_constant__ grouped_gemm_wgrad_parameters const p) {
   tile_cut const ranges = ranges_of(p);
@@ -93,10 +104,11 @@ __global__ void __launch_bounds__(bias_gradient_threads)
     int const part = within(task / tiles % p.parts, 1);
     index_t const n = task % tiles * bias_gradient_threads + threadIdx.x;
     if (n >= part_rows || !p.d_bias[part].present()) continue;
-    float sum = 0.0F;
+    float accumulator = 0.0F;
     index_t const begin = ranges.begin(expert), end = begin + ranges.rows(expert, begin);
-    for (index_t r = begin; r < end; ++r) sum += load_number(row_of(p.dy, r), part * part_rows + n);
-    store_float(row_of(p.d_bias[part], expert), n, sum);
+    for (index_t r = begin; r < end; ++r)
+      accumulator += load_number(row_of(p.dy, r), part * part_rows + n);
+    store_float(row_of(p.d_bias[part], expert), n, accumulator);
   }
 }
 

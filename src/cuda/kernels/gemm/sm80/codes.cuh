@@ -4,17 +4,15 @@
 #include "cuda/kernels/gemm/sm80/mma.cuh"
 #include "moe64/dtype.hpp"
 
-/// Codes of quantised weights to numbers, 16 at a time: first to f16, which holds every code of
-/// every format exactly, then times the scale in f32 and rounded once.
+/// Dequantising a vec16 of codes: first to f16, which represents every code of every format
+/// exactly, then times the scale in f32, rounded once.
 namespace moe64::cuda {
-
-inline constexpr int code_run = 16;
 
 /// 16 codes: 16 bytes, or 8 of a packed type in the first two words.
 struct code_words {
   std::uint32_t word[4];
 };
-/// 8 f16 numbers.
+/// 8 f16 values.
 struct half_run {
   std::uint32_t pair[4];
 };
@@ -30,7 +28,7 @@ __device__ inline std::uint32_t subtract_halves(std::uint32_t pair, std::uint32_
   return reinterpret_cast<std::uint32_t const&>(difference);
 }
 
-/// Bytes 2 `i` and 2 `i` + 1 of a word in the upper (or lower) halves of the two numbers.
+/// Bytes 2 `i` and 2 `i` + 1 of a word in the upper (or lower) bytes of two f16.
 __device__ inline std::uint32_t spread_high(std::uint32_t word, int i) {
   return __byte_perm(word, 0, i == 0 ? 0x1404 : 0x3424);
 }
@@ -83,7 +81,7 @@ __device__ inline std::uint32_t fp4_halves(std::uint32_t word, int i) {
   return type == dtype::int4 || type == dtype::fp4;
 }
 
-/// The first or the second half of a run. The same switch for all threads.
+/// The first or the second half of a vec16. The switch is uniform: all threads take the same case.
 __device__ inline half_run halves_of(dtype type, code_words const& codes, bool second) {
   half_run run;
   std::uint32_t const bytes[2] = {second ? codes.word[2] : codes.word[0],
@@ -111,7 +109,7 @@ __device__ inline half_run halves_of(dtype type, code_words const& codes, bool s
   return run;
 }
 
-/// Scale i of an array as it is stored, and its number.
+/// Scale i of an array as it is stored, and its value.
 __device__ inline std::uint32_t load_code(dtype type, void const* scales, index_t i) {
   switch (type) {
     case dtype::f32:

@@ -1,43 +1,48 @@
-#include "cuda/kernels/gemm/sm80/kernel.cuh"
+#include "cuda/kernels/gemm/sm80/gemm.hpp"
+#include "cuda/kernels/gemm/sm80/mma.cuh"
 
 namespace moe64::cuda {
 namespace {
 
-template <class Shape>
-mma_shape shape_of(bool quantized) {
-  return {Shape::rows, Shape::outs, Shape::threads, Shape::shared_bytes(quantized),
-          Shape::blocks_each};
+using handle = kernel<sm80_gemm_parameters>;
+using enum mma_tile;
+using enum mma_weights;
+
+template <class Pair, mma_tile Tile>
+handle codes_kernel(mma_variant const& of) {
+  return of.weights == vec16_scaled_e4m3 ? mma_kernel<Pair, Tile, vec16_scaled_e4m3>(of.k_major)
+                                         : mma_kernel<Pair, Tile, vec16_scaled>(of.k_major);
+}
+
+/// Of the tiles for plain weights and for codes.
+template <class Pair, mma_tile Tile>
+handle any_kernel(mma_variant const& of) {
+  return of.weights == plain ? mma_kernel<Pair, Tile, plain>(of.k_major)
+                             : codes_kernel<Pair, Tile>(of);
+}
+
+template <class Pair>
+handle kernel_of(mma_tile tile, mma_variant const& of) {
+  switch (tile) {
+    case m16n128:
+      return any_kernel<Pair, m16n128>(of);
+    case m32n128:
+      return mma_kernel<Pair, m32n128, element_scaled>(of.k_major);
+    case m64n128:
+      return any_kernel<Pair, m64n128>(of);
+    case m128n64:
+      return mma_kernel<Pair, m128n64, plain>(of.k_major);
+    case m128n256:
+      return mma_kernel<Pair, m128n256, plain>(of.k_major);
+    default:
+      return codes_kernel<Pair, m256n128>(of);
+  }
 }
 
 }  // namespace
 
-mma_shape grouped_gemm_mma_shape(mma_size size, codes_kind codes) {
-  bool const quantized = codes != codes_kind::none;
-  if (codes == codes_kind::careful) return shape_of<shape_careful>(quantized);
-  switch (size) {
-    case mma_size::few:
-      return shape_of<shape_few>(quantized);
-    case mma_size::some:
-      return shape_of<shape_some>(quantized);
-    case mma_size::thin:
-      return shape_of<shape_thin>(quantized);
-    default:
-      return quantized ? shape_of<shape_many_codes>(quantized) : shape_of<shape_many>(quantized);
-  }
-}
-
-kernel<grouped_gemm_mma_parameters> grouped_gemm_mma_kernel(mma_size size, mma_variant const& of) {
-  if (of.codes == codes_kind::careful) return mma_kernel_careful(of);
-  switch (size) {
-    case mma_size::few:
-      return mma_kernel_few(of);
-    case mma_size::some:
-      return of.bf16 ? mma_kernel_some_bf16(of) : mma_kernel_some_f16(of);
-    case mma_size::thin:
-      return mma_kernel_thin(of);
-    default:
-      return of.bf16 ? mma_kernel_many_bf16(of) : mma_kernel_many_f16(of);
-  }
+handle sm80_gemm_kernel(mma_tile tile, mma_variant const& of) {
+  return of.bf16 ? kernel_of<bf16_pair>(tile, of) : kernel_of<f16_pair>(tile, of);
 }
 
 }  // namespace moe64::cuda

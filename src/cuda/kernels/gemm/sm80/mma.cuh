@@ -14,7 +14,7 @@ __device__ inline shared_address shared_address_of(void const* pointer) {
   return static_cast<shared_address>(__cvta_generic_to_shared(pointer));
 }
 
-/// Begin to copy 16 bytes, of which the first `bytes` are read and the others become zero.
+/// Issues a copy of 16 bytes, of which the first `bytes` are read and the others become zero.
 __device__ inline void copy_async(shared_address to, void const* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(bytes)
@@ -24,15 +24,15 @@ __device__ inline void copy_async(shared_address to, void const* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 }
-/// The copies that this thread has begun since the last call are one group.
+/// The copies that this thread has issued since the last call are one commit group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Until at most `Pending` of the last groups of this thread are under way.
+/// Waits until at most the last `Pending` commit groups of this thread are in flight.
 template <int Pending>
 __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-/// Four 8x8 matrices of 16-bit numbers; lane 8 i + j gives the address of row j of matrix i.
+/// Four 8x8 matrices of 16-bit elements; lane 8 i + j gives the address of row j of matrix i.
 __device__ inline void load_matrices(std::uint32_t (&to)[4], shared_address row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -45,14 +45,16 @@ __device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], shared_a
                : "r"(row));
 }
 
-/// The two 16-bit formats that tensor cores multiply, as pairs in one register, the first number in
-/// its lower half.
+/// The two 16-bit formats that tensor cores multiply, as pairs in one register, the first element
+/// in its lower half.
 struct bf16_pair {
-  static __device__ void multiply(float (&sums)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
+  static constexpr char const* name = "bf16";
+
+  static __device__ void multiply(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
                                   std::uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
   /// Rounded to nearest even.
@@ -65,22 +67,24 @@ struct bf16_pair {
 };
 
 struct f16_pair {
-  static __device__ void multiply(float (&sums)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
+  static constexpr char const* name = "f16";
+
+  static __device__ void multiply(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
                                   std::uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
   static __device__ std::uint32_t of(float low, float high) {
     __half2 const pair = __floats2half2_rn(low, high);
     return reinterpret_cast<std::uint32_t const&>(pair);
   }
-  static __device__ float2 numbers(std::uint32_t pair) {
+  static __device__ float2 values(std::uint32_t pair) {
     return __half22float2(reinterpret_cast<__half2 const&>(pair));
   }
-  static __device__ float low(std::uint32_t pair) { return numbers(pair).x; }
-  static __device__ float high(std::uint32_t pair) { return numbers(pair).y; }
+  static __device__ float low(std::uint32_t pair) { return values(pair).x; }
+  static __device__ float high(std::uint32_t pair) { return values(pair).y; }
 };
 
 }  // namespace moe64::cuda

@@ -1,6 +1,7 @@
-#include "cuda/gemm/sm80_gemm.hpp"
+#include "cuda/gemm/sm80/gemm.hpp"
 
 #include "cuda/gemm/parameters.hpp"
+#include "cuda/gemm/sm80/heuristics.hpp"
 #include "cuda/places.hpp"
 
 #include <fmt/format.h>
@@ -13,33 +14,33 @@
 namespace moe64::cuda::sm80 {
 namespace {
 
-bool on_16_bytes(void const* data, index_t stride_bytes) {
+bool is_16_byte_aligned(void const* data, index_t stride_bytes) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }
 
 int log2_of(index_t power) { return std::countr_zero(static_cast<std::uint64_t>(power)); }
 
-/// How one dimension of a stage or tile of `width` numbers meets scales that `per` numbers share.
+/// How scales that `per` elements share lie along one dimension of a stage, of `width` elements.
 struct scale_cut {
   int count = 1;  ///< scales of the stage
-  int shift = 0;
-  index_t wholes = std::numeric_limits<index_t>::max();  ///< stages that share a scale
+  int shift = 0;  ///< log2 of the elements of the stage that share one
+  index_t stages_per_scale = std::numeric_limits<index_t>::max();
 };
 
 std::optional<scale_cut> cut_scales(index_t per, index_t extent, index_t width) {
   if (per >= extent) return scale_cut{.shift = log2_of(width)};
-  if (per % width == 0) return scale_cut{.shift = log2_of(width), .wholes = per / width};
+  if (per % width == 0) return scale_cut{.shift = log2_of(width), .stages_per_scale = per / width};
   if (width % per != 0) return std::nullopt;
   return scale_cut{static_cast<int>(width / per), log2_of(per), 1};  // narrow-ok: at most width
 }
 
-/// The stack as the kernels see it: n counts outputs, k is summed over.
+/// The stack as the kernels see it, n outputs and k.
 struct orientation {
   bool transpose, cols_contiguous;
 
   explicit orientation(grouped_gemm_args const& args)
       : transpose(args.transpose), cols_contiguous(args.weights.part(0).values().stride[2] == 1) {}
-  [[nodiscard]] bool deep() const { return transpose != cols_contiguous; }
+  [[nodiscard]] bool k_major() const { return transpose != cols_contiguous; }
 };
 
 std::optional<mma_scale_grid> grid_of(grouped_gemm_args const& args) {
@@ -51,22 +52,22 @@ std::optional<mma_scale_grid> grid_of(grouped_gemm_args const& args) {
   index_t const grid_cols = first.layout().grid_cols(cols);
   bool const t = args.transpose;
   auto const n = cut_scales(t ? col_block : row_block, t ? cols : rows, mma_code_outs);
-  auto const k = cut_scales(t ? row_block : col_block, t ? rows : cols, 64);
+  auto const k = cut_scales(t ? row_block : col_block, t ? rows : cols, stage_k);
   if (!n || !k || n->count * k->count > 4 * mma_code_outs) return std::nullopt;
   return mma_scale_grid{.type = first.scales().type,
                         .global_divides = first.global().applied == global_scale::direction::divide,
                         .scales_n = n->count,
                         .scales_k = k->count,
-                        .log_scales_n = log2_of(n->count),
+                        .log2_scales_n = log2_of(n->count),
                         .shift_n = n->shift,
                         .shift_k = k->shift,
-                        .stages_per_scale = k->wholes,
-                        .tiles_per_scale = n->wholes,
+                        .stages_per_scale = k->stages_per_scale,
+                        .tiles_per_scale = n->stages_per_scale,
                         .limit_n = t ? grid_cols : grid_rows,
                         .limit_k = t ? grid_rows : grid_cols};
 }
 
-mma_weights weights_of(quantized_view const& q, bool transpose, bool cols_contiguous) {
+mma_weight_operand operand_of(quantized_view const& q, bool transpose, bool cols_contiguous) {
   tensor_view const& values = q.values();
   tensor_view const& scales = q.scales();
   index_t const size = bits(values.type);
@@ -79,7 +80,7 @@ mma_weights weights_of(quantized_view const& q, bool transpose, bool cols_contig
           .scale_k = scales.stride[transpose ? 1 : 2],
           .global = static_cast<float const*>(q.global().values.data),
           .global_expert = q.global().values.stride[0],
-          .at = places_of(q)};
+          .expert_place = places_of(q)};
 }
 
 support takes_part(quantized_view const& q, orientation const& way) {
@@ -88,24 +89,24 @@ support takes_part(quantized_view const& q, orientation const& way) {
     return support::no(
         fmt::format("weights {} are contiguous along neither rows nor columns", to_string(values)));
   }
-  mma_weights const w = weights_of(q, way.transpose, way.cols_contiguous);
-  if (on_16_bytes(w.values, w.line_bytes) && w.expert_bytes % 16 == 0) return support::yes();
+  mma_weight_operand const w = operand_of(q, way.transpose, way.cols_contiguous);
+  if (is_16_byte_aligned(w.values, w.line_bytes) && w.expert_bytes % 16 == 0) return support::yes();
   return support::no(fmt::format("weights {} do not begin their rows at multiples of 16 bytes",
                                  to_string(values)));
 }
 
-grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args) {
-  grouped_gemm_mma_parameters p = {};
+sm80_gemm_parameters parameters(grouped_gemm_args const& args) {
+  sm80_gemm_parameters p = {};
   orientation const way(args);
   weight_stack const& stack = args.weights;
   p.expert_begin = args.expert_begin;
   p.x = static_cast<std::uint8_t const*>(args.x.values().data);
   p.x_row_bytes = args.x.values().stride[1] * 2;
   for (int part = 0; part < stack.parts(); ++part) {
-    p.weights[part] = weights_of(stack.part(part), way.transpose, way.cols_contiguous);
+    p.weights[part] = operand_of(stack.part(part), way.transpose, way.cols_contiguous);
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
-  p.placed = has_places(stack);
+  p.has_places = has_places(stack);
   p.n_parts = args.transpose ? 1 : stack.parts();
   p.k_parts = args.transpose ? stack.parts() : 1;
   p.n_part = args.transpose ? stack.cols() : stack.part_rows();
@@ -117,21 +118,20 @@ grouped_gemm_mma_parameters parameters(grouped_gemm_args const& args) {
   return p;
 }
 
-codes_kind kind_of(grouped_gemm_args const& args) {
-  if (args.weights.is_plain()) return codes_kind::none;
+mma_weights kind_of(grouped_gemm_args const& args) {
+  if (args.weights.is_plain()) return mma_weights::plain;
   mma_scale_grid const grid = *grid_of(args);
   index_t const k = args.transpose ? args.weights.part_rows() : args.weights.cols();
-  bool const one_scale = (orientation(args).deep() ? grid.shift_k : grid.shift_n) >= 4;
-  if (!one_scale || k % 64 != 0) return codes_kind::careful;
-  return args.weights.type() == dtype::e4m3 ? codes_kind::e4m3 : codes_kind::even;
+  int const shift = orientation(args).k_major() ? grid.shift_k : grid.shift_n;
+  if (shift < 4 || k % stage_k != 0) return mma_weights::element_scaled;
+  return args.weights.type() == dtype::e4m3 ? mma_weights::vec16_scaled_e4m3
+                                            : mma_weights::vec16_scaled;
 }
 
-/// From the rows that an expert has on average; whatever it says, the bits are the same.
-mma_size size_of(grouped_gemm_args const& args) {
-  index_t const each = ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
-  if (each <= 16) return mma_size::few;
-  if (args.weights.is_plain() && args.y.extent[1] <= mma_thin_outs) return mma_size::thin;
-  return each <= 64 ? mma_size::some : mma_size::many;
+mma_tile tile_of(launcher const& on, grouped_gemm_args const& args, mma_weights weights) {
+  index_t const experts = std::max<index_t>(args.weights.experts(), 1);
+  gemm_extents const call = {ceil_div(args.x.rows(), experts), args.x.cols(), args.y.extent[1]};
+  return choose_tile(on, gemm_tiles(weights), call, weights != mma_weights::plain);
 }
 
 }  // namespace
@@ -180,7 +180,7 @@ support takes_rows(char const* argument, tensor_view const& matrix) {
         fmt::format("{} is {}: tensor cores take bf16 and f16", argument, name(matrix.type)));
   }
   int const last = matrix.rank - 1;
-  if (matrix.stride[last] == 1 && on_16_bytes(matrix.data, matrix.stride[last - 1] * 2)) {
+  if (matrix.stride[last] == 1 && is_16_byte_aligned(matrix.data, matrix.stride[last - 1] * 2)) {
     return support::yes();
   }
   return support::no(fmt::format("{} {} does not begin contiguous rows at multiples of 16 bytes",
@@ -194,7 +194,7 @@ support takes(grouped_gemm_args const& args) {
     return support::no(
         fmt::format("plain weights are {}, x is {}", name(stack.type()), name(args.x.type())));
   }
-  if (args.x.cols() == 0) return support::no("there is nothing to sum over");
+  if (args.x.cols() == 0) return support::no("k is 0");
   if (args.transpose && stack.parts() == 2 && stack.part_rows() % 8 != 0) {
     return support::no(fmt::format(
         "the second half of x begins at column {}, not at a multiple of 8", stack.part_rows()));
@@ -204,33 +204,23 @@ support takes(grouped_gemm_args const& args) {
     if (support const values = takes_part(stack.part(part), way); !values) return values;
   }
   if (!stack.is_plain() && !grid_of(args)) {
-    return support::no(fmt::format("scale {} does not divide a stage of {} x 64",
-                                   to_string(stack.layout()), mma_code_outs));
+    return support::no(fmt::format("scale {} does not divide a stage of {} x {}",
+                                   to_string(stack.layout()), mma_code_outs, stage_k));
   }
   return takes_low_rank(args);
 }
 
-mma_size size_that_fits(launcher const& on, mma_size wanted, codes_kind codes) {
-  // What the kernels declare themselves, and what the system keeps of each block's.
-  constexpr index_t declared = 4096;
-  index_t const limit = on.shared_bytes();
-  for (mma_size const size : {mma_size::many, mma_size::thin, mma_size::some}) {
-    if (size > wanted || (size == mma_size::thin && wanted != size)) continue;
-    if (grouped_gemm_mma_shape(size, codes).shared_bytes + declared <= limit) return size;
-  }
-  return mma_size::few;
-}
-
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
-  codes_kind const codes = kind_of(args);
-  mma_size const size = size_that_fits(on, size_of(args), codes);
-  mma_shape const shape = grouped_gemm_mma_shape(size, codes);
-  mma_variant const variant = {args.x.type() == dtype::bf16, orientation(args).deep(), codes};
-  index_t const tiles = most_tiles(args, shape.rows, shape.outs);
-  on.launch(grouped_gemm_mma_kernel(size, variant),
-            {on.ctas_for(tiles, shape.blocks_each), shape.threads, shape.shared_bytes},
-            parameters(args));
+  mma_weights const weights = kind_of(args);
+  mma_tile const tile = tile_of(on, args, weights);
+  mma_tile_config const& config = config_of(tile);
+  index_t const tiles = most_tiles(args, config.rows, config.outs);
+  on.launch(
+      sm80_gemm_kernel(tile, {args.x.type() == dtype::bf16, orientation(args).k_major(), weights}),
+      {on.ctas_for(tiles, config.ctas_per_sm), config.threads(),
+       config.shared_bytes(weights != mma_weights::plain)},
+      parameters(args));
 }
 
 }  // namespace moe64::cuda::sm80

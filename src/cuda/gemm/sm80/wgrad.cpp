@@ -1,5 +1,6 @@
 #include "cuda/gemm/parameters.hpp"
-#include "cuda/gemm/sm80_gemm.hpp"
+#include "cuda/gemm/sm80/gemm.hpp"
+#include "cuda/gemm/sm80/heuristics.hpp"
 
 #include <fmt/format.h>
 
@@ -22,13 +23,12 @@ support takes_gradient(grouped_gemm_wgrad_args const& args) {
 
 void launch_gradient(launcher& on, grouped_gemm_wgrad_args const& args) {
   index_t const part_rows = args.dy.extent[1] / args.parts;
-  bool const thin = args.x.extent[1] <= mma_thin_outs;
-  mma_size const wanted = part_rows <= 64 ? mma_size::some : thin ? mma_size::thin : mma_size::many;
-  mma_size const size = size_that_fits(on, wanted, codes_kind::none);
-  mma_shape const shape = grouped_gemm_mma_shape(size, codes_kind::none);
-  index_t const tasks = gradient_tasks(args, shape.rows, shape.outs);
-  on.launch(grouped_gemm_wgrad_mma_kernel(size, args.x.type == dtype::bf16),
-            {on.ctas_for(tasks, shape.blocks_each), shape.threads, shape.shared_bytes},
+  gemm_extents const call = {part_rows, args.dy.extent[0], args.x.extent[1]};
+  mma_tile const tile = choose_tile(on, wgrad_tiles(), call, false);
+  mma_tile_config const& config = config_of(tile);
+  index_t const tasks = gradient_tasks(args, config.rows, config.outs);
+  on.launch(sm80_wgrad_kernel(tile, args.x.type == dtype::bf16),
+            {on.ctas_for(tasks, config.ctas_per_sm), config.threads(), config.shared_bytes(false)},
             parameters_of(args));
 }
 
