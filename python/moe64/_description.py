@@ -15,6 +15,26 @@ from .errors import GradientError, InvalidArgumentError
 from .formats import ExpertWeights, Quantized
 
 
+class Format(NamedTuple):
+    """How one stack of matrices is stored; as arguments of an operator FORMAT_SCHEMA."""
+
+    dtype: str        # what bytes stand for; "": the tensor's own type
+    scale_dtype: str
+    layout: str       # the kind of a Granularity
+    block_rows: int
+    block_cols: int
+    global_divides: bool
+
+
+FORMAT_SCHEMA = "str dtype, str scale_dtype, str layout, SymInt block_rows, SymInt block_cols, bool global_divides"
+PLAIN = Format("", "", "none", 0, 0, False)
+
+
+def format_of(q: Quantized) -> Format:
+    layout = q.layout
+    return Format(q.dtype or "", q.scale_dtype or "", layout.kind, layout.block_rows, layout.block_cols, q.global_divides)
+
+
 class Operands(NamedTuple):
     """The tensors of a layer; None where it has none. `Any` is a tensor here, its Memory in `_handles`."""
 
@@ -40,9 +60,9 @@ class Description(NamedTuple):
     """What an ExpertWeights says and no tensor does. Strings are the words of the Python API; a compiled graph may leave
     integers open."""
 
-    gate_up_dtype: str            # what bytes stand for; "": the tensor's own type
+    gate_up_dtype: str            # the fields of a Format
     gate_up_scale_dtype: str
-    gate_up_layout: str           # the kind of a Granularity
+    gate_up_layout: str
     gate_up_block_rows: int
     gate_up_block_cols: int
     gate_up_global_divides: bool
@@ -84,13 +104,11 @@ def from_arguments(arguments: tuple) -> tuple[Operands, Description]:
     return Operands(*arguments[:OPERANDS]), Description(*arguments[OPERANDS:])
 
 
-_Stack = tuple[Any, Any, Any]                   # values, scales, global scale
-_Format = tuple[str, str, str, int, int, bool]  # the first fields of Description
-_PLAIN: _Format = ("", "", "none", 0, 0, False)
+_Stack = tuple[Any, Any, Any]  # values, scales, global scale
 _ABSENT: _Stack = (None, None, None)
 
 
-def _matrix(given: object, name: str) -> tuple[_Stack, _Format]:
+def _matrix(given: object, name: str) -> tuple[_Stack, Format]:
     """The tensors of one stack of matrices, and its format."""
     if isinstance(given, Quantized):
         tensors = (given.values, given.scales, given.global_scale)
@@ -99,11 +117,9 @@ def _matrix(given: object, name: str) -> tuple[_Stack, _Format]:
                 if tensor is not None and tensor.requires_grad:
                     raise GradientError(f"[experts] {name} requires a gradient, but quantised weights have none: freeze it "
                                         "with requires_grad_(False), or train LoRA")
-        layout = given.layout
-        return tensors, (given.dtype or "", given.scale_dtype or "", layout.kind, layout.block_rows, layout.block_cols,
-                         given.global_divides)
+        return tensors, format_of(given)
     if isinstance(given, torch.Tensor):
-        return (given, None, None), _PLAIN
+        return (given, None, None), PLAIN
     raise InvalidArgumentError(f"[experts] {name} is a {type(given).__name__}, neither a tensor nor a Quantized")
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from . import _c
-from ._description import Description, Operands
+from ._description import Description, Format, Operands
 from ._library import library
 from ._torch import CPU, Memory, view_of
 from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
-from .formats import KINDS
+from .formats import Granularity
 
 
 def _code(table: dict[str, int], what: str, word: str) -> int:
@@ -61,7 +61,12 @@ def per_part(of: Operands, description: Description, field: str, pair: bool) -> 
     return halves(first, description.interleaved, "gate_up" + field)
 
 
-_FORMAT = ("dtype", "scale_dtype", "layout", "block_rows", "block_cols", "global_divides")
+def matrix_of(name: str, form: Format, values: Memory | None, scales: Memory | None, scale: Memory | None) -> _c.Quantized:
+    """One stack of matrices with all that gives its codes a meaning, as the C ABI sees it."""
+    q = _c.Quantized(view_of(values, name, form.dtype or None), view_of(scales, name + "_scales", form.scale_dtype or None))
+    q.global_ = _c.GlobalScale(view_of(scale, name + "_global_scale"), int(form.global_divides))
+    q.layout = Granularity(form.layout, form.block_rows, form.block_cols).to_c()
+    return q
 
 
 class Layer:
@@ -98,22 +103,15 @@ class Layer:
                             first_expert=d.first_expert, implementation=d.implementation.encode() or None)
         values, scales, globals_, bias, factors = (
             per_part(of, d, field, pair) for field in ("", "_scales", "_global_scale", "_bias", "_lora_b"))
-        parts = [self._matrix("gate_up", d, *part) for part in zip(values, scales, globals_)]
+        form = Format(*(getattr(d, "gate_up_" + field) for field in Format._fields))
+        parts = [matrix_of("gate_up", form, *part) for part in zip(values, scales, globals_)]
         desc.gate_up = self._projection("gate_up", parts, bias)
         desc.gate_up.lora = self._lora("gate_up", of.gate_up_lora_a, factors, d.gate_up_lora_scaling)
-        down = self._matrix("down", d, of.down, of.down_scales, of.down_global_scale)
+        form = Format(*(getattr(d, "down_" + field) for field in Format._fields))
+        down = matrix_of("down", form, of.down, of.down_scales, of.down_global_scale)
         desc.down = self._projection("down", [down], (of.down_bias,))
         desc.down.lora = self._lora("down", of.down_lora_a, (of.down_lora_b,), d.down_lora_scaling)
         return desc
-
-    @staticmethod
-    def _matrix(name: str, d: Description, values: Memory | None, scales: Memory | None,
-                scale: Memory | None) -> _c.Quantized:
-        dtype, scale_dtype, kind, block_rows, block_cols, divides = (getattr(d, f"{name}_{field}") for field in _FORMAT)
-        q = _c.Quantized(view_of(values, name, dtype or None), view_of(scales, name + "_scales", scale_dtype or None))
-        q.global_ = _c.GlobalScale(view_of(scale, name + "_global_scale"), int(divides))
-        q.layout = _c.Granularity(kind=_code(KINDS, name + "_layout", kind), block_rows=block_rows, block_cols=block_cols)
-        return q
 
     def _stack(self, parts: list[_c.Quantized]) -> int:
         made = self._library.make("weights_gate_up" if len(parts) == 2 else "weights_single", *parts)

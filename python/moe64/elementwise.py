@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import _c
+from ._description import FORMAT_SCHEMA, Format, format_of
+from ._handles import matrix_of
 from ._library import library
-from ._torch import FLOATS, TORCH_DTYPES, code_of, operator, refuse_tangents, stream_of, view
+from ._torch import FLOATS, TORCH_DTYPES, code_of, memory_of, operator, refuse_tangents, stream_of, view
 from .errors import DtypeMismatchError, InvalidArgumentError, MissingScaleError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, Granularity, Quantized
 
@@ -15,21 +19,23 @@ __all__ = ["activate", "dequantize", "quantize"]
 
 # ---- quantize -----------------------------------------------------------------------------------
 
-def _quantized_like(x: torch.Tensor, layout: str, dtype: str, scale_dtype: str
+def _quantized_like(x: torch.Tensor, layout: Granularity, dtype: str, scale_dtype: str
                     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     packed = dtype in ("int4", "fp4")
-    grid = Granularity.parse(layout).grid(x.shape[-2], x.shape[-1])
+    grid = layout.grid(x.shape[-2], x.shape[-1])
     values = x.new_empty((*x.shape[:-1], x.shape[-1] // 2 if packed else x.shape[-1]), dtype=TORCH_DTYPES[dtype])
     scales = x.new_empty((*x.shape[:-2], *grid), dtype=TORCH_DTYPES[scale_dtype])
     count = (x.shape[0] if x.dim() == 3 else 1) if (dtype, scale_dtype) == ("fp4", "e4m3") else 0
     return values, scales, x.new_empty((count,), dtype=torch.float32)
 
 
-@operator("quantize", "(Tensor x, str layout, str dtype, str scale_dtype) -> (Tensor, Tensor, Tensor)")
-def _quantize(x: torch.Tensor, layout: str, dtype: str,
+@operator("quantize", "(Tensor x, str layout, SymInt block_rows, SymInt block_cols, str dtype, str scale_dtype) -> "
+          "(Tensor, Tensor, Tensor)")
+def _quantize(x: torch.Tensor, layout: str, block_rows: int, block_cols: int, dtype: str,
               scale_dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    values, scales, scale = _quantized_like(x, layout, dtype, scale_dtype)
-    args = _c.QuantizeArgs(x=view(x, "x"), layout=Granularity.parse(layout).to_c(),
+    granularity = Granularity(layout, block_rows, block_cols)
+    values, scales, scale = _quantized_like(x, granularity, dtype, scale_dtype)
+    args = _c.QuantizeArgs(x=view(x, "x"), layout=granularity.to_c(),
                            values=view(values, "values", dtype), scales=view(scales, "scales", scale_dtype))
     if scale.numel():
         args.global_.values = view(scale, "global_scale")
@@ -38,8 +44,9 @@ def _quantize(x: torch.Tensor, layout: str, dtype: str,
 
 
 @_quantize.register_fake
-def _(x: torch.Tensor, layout: str, dtype: str, scale_dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _quantized_like(x, layout, dtype, scale_dtype)
+def _(x: torch.Tensor, layout: str, block_rows: int, block_cols: int, dtype: str,
+      scale_dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _quantized_like(x, Granularity(layout, block_rows, block_cols), dtype, scale_dtype)
 
 
 def quantize(x: torch.Tensor, layout: "str | Granularity", dtype: str = "e4m3", scale_dtype: str = "f32") -> Quantized:
@@ -62,7 +69,8 @@ def quantize(x: torch.Tensor, layout: "str | Granularity", dtype: str = "e4m3", 
     if dtype in ("int4", "fp4") and x.shape[-1] % 2:
         raise UnsupportedError(f"[quantize] x has {x.shape[-1]} columns, which do not fill whole bytes of {dtype}")
     refuse_tangents("quantize", x=x)
-    values, scales, scale = torch.ops.moe64.quantize(x.detach(), str(layout), dtype, scale_dtype)
+    values, scales, scale = torch.ops.moe64.quantize(x.detach(), layout.kind, layout.block_rows, layout.block_cols, dtype,
+                                                         scale_dtype)
     return Quantized(values, scales, layout, scale if scale.numel() else None, False,
                      dtype if values.dtype == torch.uint8 else None,
                      scale_dtype if scales.dtype == torch.uint8 else None)
@@ -71,26 +79,22 @@ def quantize(x: torch.Tensor, layout: "str | Granularity", dtype: str = "e4m3", 
 # ---- dequantize ---------------------------------------------------------------------------------
 
 @operator("dequantize",
-          "(Tensor values, Tensor scales, Tensor? global_scale, str layout, str meaning, str scale_meaning, "
-          "bool divides, ScalarType out_dtype) -> Tensor")
-def _dequantize(values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, layout: str,
-                meaning: str, scale_meaning: str, divides: bool, out_dtype: torch.dtype) -> torch.Tensor:
-    code = code_of(values.dtype, meaning or None, "values")
+          f"(Tensor values, Tensor scales, Tensor? global_scale, ScalarType out_dtype, {FORMAT_SCHEMA}) -> Tensor")
+def _dequantize(values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, out_dtype: torch.dtype,
+                *form: Any) -> torch.Tensor:
+    code = code_of(values.dtype, Format(*form).dtype or None, "values")
     cols = values.shape[-1] * (2 if code in (_c.INT4, _c.FP4) else 1)
     out = torch.empty((*values.shape[:-1], cols), dtype=out_dtype, device=values.device)
     args = _c.DequantizeArgs(out=view(out, "out"))
-    args.q.values = view(values, "values", meaning or None)
-    args.q.scales = view(scales, "scales", scale_meaning or None)
-    args.q.global_ = _c.GlobalScale(view(global_scale, "global_scale"), int(divides))
-    args.q.layout = Granularity.parse(layout).to_c()
+    args.q = matrix_of("values", Format(*form), *(t if t is None else memory_of(t) for t in (values, scales, global_scale)))
     library().call("dequantize", args, stream_of(values))
     return out
 
 
 @_dequantize.register_fake
-def _(values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, layout: str, meaning: str,
-      scale_meaning: str, divides: bool, out_dtype: torch.dtype) -> torch.Tensor:
-    cols = values.shape[-1] * (2 if meaning in ("int4", "fp4") else 1)
+def _(values: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, out_dtype: torch.dtype,
+      *form: Any) -> torch.Tensor:
+    cols = values.shape[-1] * (2 if Format(*form).dtype in ("int4", "fp4") else 1)
     return values.new_empty((*values.shape[:-1], cols), dtype=out_dtype)
 
 
@@ -115,8 +119,7 @@ def dequantize(values: "torch.Tensor | Quantized", scales: torch.Tensor | None =
     if dtype not in FLOATS:
         raise DtypeMismatchError(f"[dequantize] dtype is {dtype}, not float32, bfloat16 or float16")
     refuse_tangents("dequantize", scales=q.scales, global_scale=q.global_scale)
-    return torch.ops.moe64.dequantize(q.values.detach(), q.scales.detach(), q.global_scale, str(q.layout),
-                                      q.dtype or "", q.scale_dtype or "", q.global_divides, dtype)
+    return torch.ops.moe64.dequantize(q.values.detach(), q.scales.detach(), q.global_scale, dtype, *format_of(q))
 
 
 # ---- activate -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from . import _c
 from .errors import InvalidArgumentError, MissingScaleError
 
-KINDS = {"none": _c.NONE, "tensor": _c.TENSOR, "row": _c.ROW, "block": _c.BLOCK, "group": _c.GROUP}
+_KINDS = {"none": _c.NONE, "tensor": _c.TENSOR, "row": _c.ROW, "block": _c.BLOCK, "group": _c.GROUP}
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,13 @@ class Granularity:
         raise InvalidArgumentError("[granularity] plain values have no scales")
 
     def to_c(self) -> _c.Granularity:
-        return _c.Granularity(kind=KINDS[self.kind], block_rows=self.block_rows, block_cols=self.block_cols)
+        if self.kind not in _KINDS:
+            raise InvalidArgumentError(f"[granularity] '{self.kind}' is none of {', '.join(_KINDS)}")
+        return _c.Granularity(kind=_KINDS[self.kind], block_rows=self.block_rows, block_cols=self.block_cols)
 
     @classmethod
     def from_c(cls, given: _c.Granularity) -> "Granularity":
-        return cls(list(KINDS)[given.kind], given.block_rows, given.block_cols)
+        return cls(list(_KINDS)[given.kind], given.block_rows, given.block_cols)
 
 
 @dataclass

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import _c
+from ._description import FORMAT_SCHEMA, PLAIN, Format, format_of
+from ._handles import matrix_of
 from ._library import library
-from ._torch import bytes_on, operator, refuse_tangents, stream_of, view, workspace
+from ._torch import bytes_on, memory_of, operator, refuse_tangents, stream_of, view, workspace
 from .errors import GradientError, ShapeMismatchError
-from .formats import Granularity, Quantized
+from .formats import Quantized
 from .routing import RoutingPlan
 
 __all__ = ["grouped_gemm"]
@@ -16,16 +20,13 @@ __all__ = ["grouped_gemm"]
 
 @operator("grouped_gemm",
           "(Tensor x, Tensor values, Tensor? scales, Tensor? global_scale, Tensor? bias, Tensor "
-          "expert_begin, str form, bool transpose) -> Tensor")
+          f"expert_begin, bool transpose, {FORMAT_SCHEMA}) -> Tensor")
 def _grouped_gemm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor | None, global_scale: torch.Tensor | None,
-                  bias: torch.Tensor | None, expert_begin: torch.Tensor, form: str, transpose: bool) -> torch.Tensor:
-    meaning, scale_meaning, layout, divides = form.split("/")
-    packed = 2 if meaning in ("int4", "fp4") else 1
+                  bias: torch.Tensor | None, expert_begin: torch.Tensor, transpose: bool, *form: Any) -> torch.Tensor:
+    packed = 2 if Format(*form).dtype in ("int4", "fp4") else 1
     y = torch.zeros((x.shape[0], values.shape[2] * packed if transpose else values.shape[1]), dtype=x.dtype,
                     device=x.device)
-    matrix = _c.Quantized(view(values, "weights", meaning or None), view(scales, "scales", scale_meaning or None))
-    matrix.global_ = _c.GlobalScale(view(global_scale, "global_scale"), int(divides))
-    matrix.layout = Granularity.parse(layout).to_c()
+    matrix = matrix_of("weights", Format(*form), *(t if t is None else memory_of(t) for t in (values, scales, global_scale)))
     scratch = bytes_on(_c.GROUPED_GEMM_SCRATCH_BYTES, x.device) if x.is_cuda else None  # no CPU kernel uses it
     lib = library()
     stack = lib.make("weights_single", matrix)
@@ -43,8 +44,8 @@ def _grouped_gemm(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor | 
 
 @_grouped_gemm.register_fake
 def _(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor | None, global_scale: torch.Tensor | None,
-      bias: torch.Tensor | None, expert_begin: torch.Tensor, form: str, transpose: bool) -> torch.Tensor:
-    packed = 2 if form.split("/")[0] in ("int4", "fp4") else 1
+      bias: torch.Tensor | None, expert_begin: torch.Tensor, transpose: bool, *form: Any) -> torch.Tensor:
+    packed = 2 if Format(*form).dtype in ("int4", "fp4") else 1
     return x.new_empty((x.shape[0], values.shape[2] * packed if transpose else values.shape[1]))
 
 
@@ -70,7 +71,7 @@ def _(dy: torch.Tensor, x: torch.Tensor, expert_begin: torch.Tensor, weights: to
 
 
 def _context(ctx, inputs, output) -> None:
-    x, values, scales, global_scale, bias, expert_begin, ctx.form, ctx.transpose = inputs
+    x, values, scales, global_scale, bias, expert_begin, ctx.transpose, *ctx.form = inputs
     ctx.optional = [scales is not None, global_scale is not None, bias is not None]
     ctx.save_for_backward(x, values, expert_begin, *(t for t in (scales, global_scale, bias) if t is not None))
 
@@ -80,14 +81,14 @@ def _gradient(ctx, dy: torch.Tensor):
     scales, global_scale, bias = (rest.pop(0) if there else None for there in ctx.optional)
     dx = d_values = d_bias = None
     if ctx.needs_input_grad[0]:
-        dx = torch.ops.moe64.grouped_gemm(dy, values, scales, global_scale, None, expert_begin, ctx.form,
-                                          not ctx.transpose)
+        dx = torch.ops.moe64.grouped_gemm(dy, values, scales, global_scale, None, expert_begin, not ctx.transpose,
+                                          *ctx.form)
     if ctx.needs_input_grad[1] or (bias is not None and ctx.needs_input_grad[4]):
         left, right = (x, dy) if ctx.transpose else (dy, x)
         like = values if scales is None else values.new_empty(values.shape, dtype=dy.dtype)
         d_values, d_bias = torch.ops.moe64.grouped_gemm_wgrad(left, right, expert_begin, like, bias)
     return (dx, d_values if ctx.needs_input_grad[1] else None, None, None,
-            d_bias if bias is not None and ctx.needs_input_grad[4] else None, None, None, None)
+            d_bias if bias is not None and ctx.needs_input_grad[4] else None, None, None, *[None] * len(ctx.form))
 
 
 _grouped_gemm.register_autograd(_gradient, setup_context=_context)
@@ -112,12 +113,11 @@ def grouped_gemm(x: torch.Tensor, weights: "torch.Tensor | Quantized", plan: "Ro
         q = weights
         if q.values.requires_grad and torch.is_grad_enabled():
             raise GradientError("[grouped_gemm] weights require a gradient, but quantised weights have none")
-        form = f"{q.dtype or ''}/{q.scale_dtype or ''}/{q.layout.text}/{int(q.global_divides)}"
-        tensors: tuple = (q.values, q.scales, q.global_scale)
+        form, tensors = format_of(q), (q.values, q.scales, q.global_scale)
     else:
-        form, tensors = "//none/0", (weights, None, None)
+        form, tensors = PLAIN, (weights, None, None)
     if tensors[0].dim() != 3 or x.dim() != 2:
         raise ShapeMismatchError(f"[grouped_gemm] x is {list(x.shape)} and weights {list(tensors[0].shape)}, expected "
                                  "[rows, in] and [experts, out, in]")
     refuse_tangents("grouped_gemm", x=x, weights=tensors[0], scales=tensors[1], global_scale=tensors[2], bias=bias)
-    return torch.ops.moe64.grouped_gemm(x, *tensors, bias, begin, form, transpose)
+    return torch.ops.moe64.grouped_gemm(x, *tensors, bias, begin, transpose, *form)

@@ -6,7 +6,7 @@ from torch.library import opcheck
 
 import moe64
 import moe64.gemm, moe64.layer, moe64.elementwise, moe64.routing  # noqa: E401, F401 (they declare the operators)
-from moe64._description import SCHEMA, Description, Operands, describe
+from moe64._description import PLAIN, SCHEMA, Description, Operands, describe, format_of
 
 E, T, K, H, INTER = 3, 5, 2, 8, 4
 
@@ -38,8 +38,8 @@ def arguments():
     wanted = [-2, -1, Operands._fields.index("gate_up"), Operands._fields.index("down")]
     route = ("sigmoid", True, 1.0, 1, 1, "max")
     return {
-        "quantize": [(torch.randn(4, 6), "row", "int8", "f32"), (torch.randn(2, 4, 6), "group:2", "fp4", "e4m3")],
-        "dequantize": [(codes.values[0], codes.scales[0], None, "row", "", "", False, torch.float32)],
+        "quantize": [(torch.randn(4, 6), "row", 0, 0, "int8", "f32"), (torch.randn(2, 4, 6), "group", 0, 2, "fp4", "e4m3")],
+        "dequantize": [(codes.values[0], codes.scales[0], None, torch.float32, *format_of(codes))],
         "activate": [(x, up, "silu_glu", 1.0, 7.0), (x, None, "relu2", 1.0, 7.0)],
         "activate_backward": [(x, up, torch.randn(T, H), "silu_glu", 1.0, 7.0), (x, None, up, "relu2", 1.0, 7.0)],
         "route": [(logits, None, 2, *route), (logits, torch.rand(E), 2, *route)],
@@ -48,9 +48,9 @@ def arguments():
         "gather": [(x, plan, K, False, -1), (x, plan, K, True, -1)],
         "combine": [(rows, plan, T, K, True, -1), (rows, plan, T, K, False, -1)],
         "slot_weight_gradient": [(rows, torch.randn(T * K, H), plan, T, K)],
-        "grouped_gemm": [(rows, weights, None, None, bias, plan[0], "//none/0", False),
-                         (torch.randn(T * K, 6), weights, None, None, None, plan[0], "//none/0", True),
-                         (rows, codes.values, codes.scales, None, bias, plan[0], "//row/0", False)],
+        "grouped_gemm": [(rows, weights, None, None, bias, plan[0], False, *PLAIN),
+                         (torch.randn(T * K, 6), weights, None, None, None, plan[0], True, *PLAIN),
+                         (rows, codes.values, codes.scales, None, bias, plan[0], False, *format_of(codes))],
         "grouped_gemm_wgrad": [(torch.randn(T * K, 6), rows, plan[0], weights, bias)],
         "experts_forward": [(*call, -1, True, *plain), (*call, 2, True, *coded),
                             (x.detach(), routing(), None, -1, False, *frozen)],
