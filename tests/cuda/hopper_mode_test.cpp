@@ -78,7 +78,7 @@ TEST_F(hopper_mode, what_sm90_w8a8_does_not_take_is_w8a16) {
   expect_auto_is("w8a16", "weight=mxfp4" + usual, "gate_up is fp4");
   expect_auto_is("w8a16", "hidden=200 inter=384" + sizes, "gate_up: x ");
   expect_auto_is("w8a16", "hidden=512 inter=72" + sizes, "down: x ");
-  expect_auto_is("w8a16", "impl=mma" + usual, "gate_up: implementation mma is asked for");
+  expect_auto_is("w8a16", "impl=sm80_mma" + usual, "gate_up: implementation sm80_mma is asked for");
 }
 
 }  // namespace
