@@ -2,7 +2,7 @@
 # generated from the lists instances.cmake in the folders of src/cuda/kernels/ that have some:
 #
 #   moe64_instance(gemm/sm90/swap_ab/bf16 gemm/sm90/swap_ab/kernel.cuh
-#                  "kernel<sm90_gemm_parameters> swap_ab_kernel<bf16_elements, tile_shape::m32n128>()")
+#                  "kernel<sm90_gemm_parameters> swap_ab_kernel<swap_ab_tile<bf16_elements, bf16_m32n128>>()")
 #
 # makes the file <build>/kernels/gemm/sm90/swap_ab/bf16.cu, which includes that header and instantiates explicitly what
 # follows: functions that return a kernel, declared where they are called (without a body, or each caller would compile

@@ -1,10 +1,11 @@
-#include "cuda/fp8_row_major.hpp"
-#include "cuda/fused_quantize.hpp"
 #include "cuda/gemm/sm90/gemm.hpp"
+#include "cuda/gemm/sm90/heuristics.hpp"
 #include "cuda/kernels/gemm/sm90/fused_layer/layer.hpp"
 #include "cuda/operations.hpp"
 #include "cuda/places.hpp"
 #include "cuda/plan.hpp"
+#include "cuda/quantize/fp8_row_major.hpp"
+#include "cuda/quantize/target.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/vec8.hpp"
 
@@ -15,10 +16,10 @@
 namespace moe64::cuda {
 namespace {
 
-/// Rows that are multiplied together, where no token names an expert twice, are those of one
-/// expert: weights are read once.
+/// Where no token names an expert twice, a tile has all rows of its expert, and weights are read
+/// once.
 constexpr index_t most_tokens = most_layer_rows;
-/// Counters of tiles are of 32 bits, and those of outputs are set by one block.
+/// The work counter has 32 bits, and one CTA zeroes the counters of outputs.
 constexpr index_t most_width = index_t{1} << 16;
 
 layer_counters counters_of(index_t slots, index_t hidden, index_t inter) {
@@ -33,7 +34,7 @@ quantize_target inner_of(layer_calls const& calls) {
   return target_of({calls.activate.out, calls.activate.scales, calls.activate.quantized});
 }
 
-/// Rows and activations are quantised as the fp8_row_major kernels do, in groups.
+/// Rows and activations are quantised as the fp8_row_major kernels do, in scale groups of 128.
 support takes_row_major(layer_calls const& calls) {
   for (auto const& [target, width] : {std::pair{rows_of(calls), quantize_row_major_width},
                                       std::pair{inner_of(calls), activate_row_major_width}}) {
@@ -96,18 +97,22 @@ void run_layer(layer_calls const& calls, stream where) {
                                                    .slot_to_row = nullptr,
                                                    .tokens = plan.tokens,
                                                    .top_k = plan.top_k,
-                                                   .ahead_bytes = 0},
+                                                   .prefetch_bytes = 0},
                                         .counters = counters,
                                         .counter_words = at.words()};
   index_t const items = plan.tokens * rows_to.row_items.by;
   on.launch(plan_gather_kernel(calls.gather.x.type),
             {ceil_div(items, plan_gather_threads) + 2, plan_gather_threads}, first);
-  layer_rows const rows = plan.tokens <= 8 ? layer_rows::eight : layer_rows::sixteen;
-  fused_layer_config const shape = sm90_fused_layer_config(rows);
-  on.launch(sm90_fused_layer_kernel(rows, calls.gather.x.type),
-            {on.multiprocessors(), shape.threads, shape.shared_bytes},
-            {.product = {sm90::parameters(calls.gate_up, where, 128),
-                         sm90::parameters(calls.down, where, 128)},
+  weight_stack const& gate_up = calls.gate_up.weights;
+  tile_shape const tile =
+      sm90::choose_tile("layer", sm90::fused_layer_tiles(),
+                        {plan.tokens, gate_up.cols(), gate_up.parts() * gate_up.part_rows()},
+                        where.device)
+          .tile;
+  fused_layer_kernel const layer = sm90_fused_layer_kernel(tile, calls.gather.x.type);
+  on.launch(layer.run, {on.multiprocessors(), layer.threads, layer.shared_bytes},
+            {.gemm = {sm90::parameters(calls.gate_up, where, 128),
+                      sm90::parameters(calls.down, where, 128)},
              .activate = {activate.activation, row_major_rows_of(activate.gate),
                           activate.up.present() ? row_major_rows_of(activate.up) : row_major_rows{},
                           row_major_target_of(inner_of(calls), activate_row_major_width)},

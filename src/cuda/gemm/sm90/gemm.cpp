@@ -15,9 +15,9 @@
 namespace moe64::cuda::sm90 {
 namespace {
 
-/// Codes along k whose products are added before they are scaled.
+/// K of a quantisation block: products over it are promoted together.
 constexpr index_t block = 128;
-/// Of an operand in shared memory.
+/// Bytes of a row of a TMA box.
 constexpr int row_bytes = 128;
 
 support takes_scales(quantized_view const& x, quantized_view const& weights) {
@@ -30,40 +30,41 @@ support takes_scales(quantized_view const& x, quantized_view const& weights) {
   return takes_weight_scales(weights);
 }
 
-/// How many f32 scales of a row of x, which has `count`, can be copied together: they lie side by
-/// side, at a multiple of what they take.
-int at_once(block_scales const& x, index_t count) {
+/// How many f32 scales of a row of x, which has `count`, one cp.async can bring: they are
+/// contiguous and aligned to what they take.
+int scales_per_copy(block_scales const& x, index_t count) {
   if (x.type != dtype::f32 || x.k != 1 || x.k_blocks != 1) return 1;
   auto const address = reinterpret_cast<std::uintptr_t>(x.data);
-  for (int together : {4, 2}) {
-    auto const bytes = static_cast<std::uintptr_t>(together) * sizeof(float);
-    bool const aligned = address % bytes == 0 && x.n % together == 0;
-    if (aligned && count % together == 0) return together;
+  for (int scales : {4, 2}) {
+    auto const bytes = static_cast<std::uintptr_t>(scales) * sizeof(float);
+    bool const aligned = address % bytes == 0 && x.n % scales == 0;
+    if (aligned && count % scales == 0) return scales;
   }
   return 1;
 }
 
 static_assert(work_counter_words * sizeof(std::uint32_t) <= grouped_gemm_scratch_bytes);
 
-/// Whether work_counter for the tiles pay (docs/hopper.md): an expert's weights are too large for
-/// the cache to keep them until its other rows come, and it has some.
-bool dynamic_schedule_pays(grouped_gemm_args const& args, tile_shape tile, index_t each,
+/// Whether the dynamic schedule pays (docs/experiments/sm90-schedulers.md): an expert's weights are
+/// too large for L2 to keep them until its other rows come, and it has some.
+bool dynamic_schedule_pays(grouped_gemm_args const& args, tile_shape tile, index_t rows,
                            index_t tiles) {
+  constexpr index_t least_rows = 161, most_bytes_in_l2 = index_t{8} << 20;
+  constexpr index_t most_tiles = index_t{1} << 31;  // the work counter has 32 bits
   weight_stack const& w = args.weights;
   index_t const bytes = w.parts() * w.part_rows() * w.cols() * (w.type() == dtype::e4m3 ? 1 : 2);
-  constexpr index_t most_tiles = index_t{1} << 31;  // work_counter are 32 bits
-  return tile == tile_shape::m256n128 && each > 160 && bytes > index_t{8} << 20 &&
+  return tile == tile_shape::m256n128 && rows >= least_rows && bytes > most_bytes_in_l2 &&
          tiles < most_tiles;
 }
 
-/// The same bits, later.
+/// What a call goes without; it gets the same bits, later.
 void say_without(char const* what, stream where, std::string const& reason) {
   if (verbose_level() >= 2) print_refused("grouped_gemm", where.device, what, reason);
 }
 
 }  // namespace
 
-sm90_gemm_parameters parameters(grouped_gemm_args const& args, stream where, int weight_rows) {
+sm90_gemm_parameters parameters(grouped_gemm_args const& args, stream where, int weight_box_rows) {
   sm90_gemm_parameters p = {};
   encoder const encode(where);
   tensor_view const& x = args.x.values();
@@ -80,7 +81,7 @@ sm90_gemm_parameters parameters(grouped_gemm_args const& args, stream where, int
   }
   if (!args.x.is_plain()) {
     p.x_scales = scales_of(args.x);
-    p.x_scales_at_once = at_once(p.x_scales, ceil_div(args.x.cols(), block));
+    p.x_scales_per_copy = scales_per_copy(p.x_scales, ceil_div(args.x.cols(), block));
   }
   p.parts = args.weights.parts();
   for (int part = 0; part < p.parts; ++part) {
@@ -91,7 +92,7 @@ sm90_gemm_parameters parameters(grouped_gemm_args const& args, stream where, int
                               .rank = 3,
                               .extent = {w.extent[2], w.extent[1], w.extent[0]},
                               .stride_bytes = {w.stride[1] * size, w.stride[0] * size},
-                              .box = {row_bytes / size, weight_rows, 1}});
+                              .box = {row_bytes / size, weight_box_rows, 1}});
     if (!q.is_plain()) (one_per_row(q) ? p.row_scales : p.weight_scales)[part] = scales_of(q);
     p.expert_place[part] = places_of(q);
     p.poison_invalid = p.poison_invalid || (q.is_plain() && q.places().present());
@@ -126,19 +127,18 @@ support no_types(grouped_gemm_args const& args, char const* wanted) {
 
 void run(grouped_gemm_args const& args, stream where, std::span<tile_rule const> rules) {
   launcher on("grouped_gemm", args, where);
-  index_t const each = rows_each(args);
+  index_t const rows = rows_per_expert(args);
   tile_shape const tile =
-      choose_tile(rules,
-                  {each, args.weights.cols(), args.weights.parts() * args.weights.part_rows()},
+      choose_tile("grouped_gemm", rules,
+                  {rows, args.weights.cols(), args.weights.parts() * args.weights.part_rows()},
                   where.device)
           .tile;
-  auto const [run, config] = sm90_gemm_kernel(tile, args.x.type());
-  bool const halves_weights = tile == tile_shape::m128n192;
-  sm90_gemm_parameters p = parameters(args, where, halves_weights ? 96 : 128);
-  p.evict_first = each <= config.most_rows;
-  if (halves_weights || tile == tile_shape::m192n128_tma_store) {
+  auto const [kernel, config] = sm90_gemm_kernel(tile, args.x.type());
+  sm90_gemm_parameters p = parameters(args, where, config.weight_box_rows);
+  p.evict_first = rows <= config.most_rows;
+  if (config.y_by_tma) {
     if (p.y_vectors) {
-      p.y_map = map_of_y(args.y, p.parts, p.n_part, 64, encoder(where));
+      p.y_map = map_of_y(args.y, p.parts, p.n_part, y_box_rows, encoder(where));
     } else {
       say_without("y by TMA store", where,
                   fmt::format("y {} of {} outputs a part is not made of 8 at multiples of 16 bytes",
@@ -149,7 +149,7 @@ void run(grouped_gemm_args const& args, stream where, std::span<tile_rule const>
       checked_mul(checked_add(ceil_div(args.x.rows(), config.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, config.outs));
   index_t const clusters = std::min(tiles, on.multiprocessors() / config.cluster);
-  if (dynamic_schedule_pays(args, tile, each, tiles) && clusters <= most_clusters) {
+  if (dynamic_schedule_pays(args, tile, rows, tiles) && clusters <= most_clusters) {
     if (args.scratch.bytes >= grouped_gemm_scratch_bytes) {
       p.work_counter = static_cast<std::uint32_t*>(args.scratch.data);
       on.fill(p.work_counter, 0, work_counter_words * sizeof(std::uint32_t));
@@ -159,7 +159,7 @@ void run(grouped_gemm_args const& args, stream where, std::span<tile_rule const>
                               grouped_gemm_scratch_bytes));
     }
   }
-  on.launch(run, {clusters * config.cluster, config.threads, config.shared_bytes}, p);
+  on.launch(kernel, {clusters * config.cluster, config.threads, config.shared_bytes}, p);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ void w8a8_gemm(grouped_gemm_args const& args, stream where);
 [[nodiscard]] support takes_bf16(grouped_gemm_args const& args);
 void bf16_gemm(grouped_gemm_args const& args, stream where);
 
-/// Of a call that one of them takes; weights come in TMA boxes of `weight_rows`.
+/// Of a call that one of them takes; weights come in TMA boxes of `weight_box_rows`.
 [[nodiscard]] sm90_gemm_parameters parameters(grouped_gemm_args const& args, stream where,
-                                              int weight_rows);
+                                              int weight_box_rows);
 
 }  // namespace moe64::cuda::sm90

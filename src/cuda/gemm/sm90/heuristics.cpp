@@ -1,11 +1,5 @@
 #include "cuda/gemm/sm90/heuristics.hpp"
 
-#include "core/verbose.hpp"
-
-#include <fmt/format.h>
-
-#include <algorithm>
-
 namespace moe64::cuda::sm90 {
 namespace {
 
@@ -47,19 +41,29 @@ constexpr tile_rule of_bf16[] = {
     {.tile = m256n128, .why = many_rows},
 };
 
+constexpr char const* few_rows_mixed = "up to 16 rows per expert: mma.sync, two CTAs per SM";
+constexpr char const* some_rows_mixed = "17 to 48 rows per expert: mma.sync, two CTAs per SM";
+constexpr char const* many_rows_mixed =
+    "a weight is dequantised once for as many rows as registers hold";
+
 constexpr tile_rule of_w8a16[] = {
-    {.tile = m32n128, .why = few_rows, .most_rows = 16},
-    {.tile = m64n128, .why = some_rows, .most_rows = 48},
+    {.tile = m32n128, .why = few_rows_mixed, .most_rows = 16},
+    {.tile = m64n128, .why = some_rows_mixed, .most_rows = 48},
     {.tile = m160n128,
      .why = "weights are waited for: fewer rows leave room for more stages",
      .most_rows = 128},
-    {.tile = m288n128, .why = "a weight is dequantised once for as many rows as registers hold"},
+    {.tile = m288n128, .why = many_rows_mixed},
 };
 
-constexpr tile_rule of_small_and_large[] = {
-    {.tile = m32n128, .why = few_rows, .most_rows = 16},
-    {.tile = m64n128, .why = some_rows, .most_rows = 48},
-    {.tile = m288n128, .why = "a weight is dequantised once for as many rows as registers hold"},
+constexpr tile_rule of_other_mixed[] = {
+    {.tile = m32n128, .why = few_rows_mixed, .most_rows = 16},
+    {.tile = m64n128, .why = some_rows_mixed, .most_rows = 48},
+    {.tile = m288n128, .why = many_rows_mixed},
+};
+
+constexpr tile_rule of_fused_layer[] = {
+    {.tile = m8n128, .why = "up to 8 tokens: the deepest pipeline", .most_rows = 8},
+    {.tile = m16n128, .why = "an expert may have more than 8 rows"},
 };
 
 }  // namespace
@@ -67,19 +71,13 @@ constexpr tile_rule of_small_and_large[] = {
 std::span<tile_rule const> w8a8_tiles() { return of_w8a8; }
 std::span<tile_rule const> bf16_tiles() { return of_bf16; }
 std::span<tile_rule const> w8a16_tiles() { return of_w8a16; }
-std::span<tile_rule const> small_and_large_tiles() { return of_small_and_large; }
+std::span<tile_rule const> w8a16_transposed_tiles() { return of_other_mixed; }
+std::span<tile_rule const> w4a16_tiles() { return of_other_mixed; }
+std::span<tile_rule const> fused_layer_tiles() { return of_fused_layer; }
 
-tile_rule const& choose_tile(std::span<tile_rule const> rules, gemm_extents const& call,
-                             moe64::device where) {
-  auto const found = std::find_if(rules.begin(), rules.end(),
-                                  [&](tile_rule const& rule) { return rule.takes(call); });
-  tile_rule const& rule = found == rules.end() ? rules.back() : *found;
-  if (verbose_level() >= 2) {
-    print_chosen("grouped_gemm", where, name(rule.tile),
-                 fmt::format("{} rows per expert, k={} n={}: {}", call.rows_per_expert, call.k,
-                             call.n, rule.why));
-  }
-  return rule;
+tile_rule const& choose_tile(char const* operation, std::span<tile_rule const> rules,
+                             gemm_extents const& call, moe64::device where) {
+  return cuda::choose_tile(operation, rules, call, where, [](tile_shape) { return true; });
 }
 
 }  // namespace moe64::cuda::sm90

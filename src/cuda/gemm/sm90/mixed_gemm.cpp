@@ -1,7 +1,7 @@
 #include "cuda/gemm/sm90/mixed_gemm.hpp"
 
 #include "cuda/gemm/four_bit_operands.hpp"
-#include "cuda/gemm/sm80_gemm.hpp"
+#include "cuda/gemm/sm80/gemm.hpp"
 #include "cuda/gemm/sm90/heuristics.hpp"
 #include "cuda/gemm/sm90/operands.hpp"
 #include "cuda/kernels/gemm/sm90/mixed/gemm.hpp"
@@ -28,17 +28,24 @@ bool has_16_bit_x(grouped_gemm_args const& args) {
 }
 
 mixed_weights weights_of(grouped_gemm_args const& args) {
-  if (four_bits::has(args.weights.type())) return mixed_weights::four_bits;
-  return args.transpose ? mixed_weights::eight_bits_transposed : mixed_weights::eight_bits;
+  if (is_w4(args.weights.type())) return mixed_weights::w4;
+  return args.transpose ? mixed_weights::w8_transposed : mixed_weights::w8;
 }
 
 std::span<tile_rule const> tiles_for(mixed_weights weights) {
-  return weights == mixed_weights::eight_bits ? sm90::w8a16_tiles() : sm90::small_and_large_tiles();
+  switch (weights) {
+    case mixed_weights::w8:
+      return sm90::w8a16_tiles();
+    case mixed_weights::w8_transposed:
+      return sm90::w8a16_transposed_tiles();
+    default:
+      return sm90::w4a16_tiles();
+  }
 }
 
-/// Rows [capacity, parts * cols] of numbers as (k, part, row): behind the end of a part are zeros.
-void describe_rows(tensor_view const& rows, int parts, encoder const& encode,
-                   tensor_map (&maps)[5]) {
+/// Rows [capacity, parts * cols] in 16 bits as (k, part, row): TMA loads zeros past the end of a
+/// part.
+void map_rows(tensor_view const& rows, int parts, encoder const& encode, tensor_map (&maps)[5]) {
   int const last = rows.rank - 1;
   index_t const part = rows.extent[last] / parts, row_bytes = rows.stride[last - 1] * 2;
   int box_rows = 8;
@@ -53,16 +60,16 @@ void describe_rows(tensor_view const& rows, int parts, encoder const& encode,
   }
 }
 
-void describe_y(tensor_view const& y, encoder const& encode, sm90_mixed_parameters& p) {
+void map_y(tensor_view const& y, encoder const& encode, sm90_mixed_parameters& p) {
   p.y = y;
-  p.y_vectors = sm90::has_vec8(y, p.n_part);
-  if (!p.y_vectors) return;
+  p.y_by_tma = sm90::has_vec8(y, p.n_part);
+  if (!p.y_by_tma) return;
   std::transform(std::begin(mixed_store_box_rows), std::end(mixed_store_box_rows), p.y_map,
                  [&](int rows) { return sm90::map_of_y(y, p.n_parts, p.n_part, rows, encode); });
 }
 
-tensor_map describe_codes(tensor_view const& w, bool transpose, mixed_config const& shape,
-                          encoder const& encode) {
+tensor_map map_of_codes(tensor_view const& w, bool transpose, mixed_config const& shape,
+                        encoder const& encode) {
   int const outs = static_cast<int>(shape.tile.outs);  // narrow-ok: 128
   index_t const width = bits(w.type);
   auto const bytes = [width](index_t codes) { return codes * width / 8; };
@@ -102,29 +109,29 @@ sm90_mixed_parameters parameters(grouped_gemm_args const& args, mixed_config con
   p.n_part = t ? stack.cols() : stack.part_rows();
   p.k_part = t ? stack.part_rows() : stack.cols();
   p.expert_begin = args.expert_begin;
-  describe_rows(args.x.values(), p.k_parts, encode, p.x);
+  map_rows(args.x.values(), p.k_parts, encode, p.x);
   for (int part = 0; part < stack.parts(); ++part) {
     quantized_view const& q = stack.part(part);
-    p.weights[part] = describe_codes(q.values(), t, shape, encode);
+    p.weights[part] = map_of_codes(q.values(), t, shape, encode);
     p.expert_place[part] = places_of(q);
-    if (four_bits::has(q.type())) {
-      p.groups[part] = four_bits::scales_of(q);
+    if (is_w4(q.type())) {
+      p.groups[part] = group_scales_of(q);
     } else {
       p.scales[part] = scales_by_use(q, t);
       p.row_scales = sm90::one_per_row(q);
     }
     p.bias[part] = args.bias[static_cast<std::size_t>(part)];
   }
-  if (four_bits::has(stack.type())) four_bits::describe(stack.type(), p.four_bits);
+  if (is_w4(stack.type())) describe_codes(stack.type(), p.f16_upper_bytes);
   p.low_rank = sm80::low_rank_of(args);
-  if (p.low_rank.rank > 0) describe_rows(args.low_rank.u, 1, encode, p.u);
-  describe_y(args.y, encode, p);
+  if (p.low_rank.rank > 0) map_rows(args.low_rank.u, 1, encode, p.u);
+  map_y(args.y, encode, p);
   return p;
 }
 
 support takes_depth(grouped_gemm_args const& args) {
   if (!args.transpose && args.x.cols() % 16 != 0) {
-    return support::no(fmt::format("{} numbers along k are no multiple of 16", args.x.cols()));
+    return support::no(fmt::format("{} elements along k are no multiple of 16", args.x.cols()));
   }
   if (args.transpose && args.weights.parts() == 2 && args.weights.part_rows() % 8 != 0) {
     return support::no(fmt::format("the second half of x begins at column {}, no multiple of 8",
@@ -150,8 +157,8 @@ support takes_alike(grouped_gemm_args const& args) {
   for (int part = 0; part < args.weights.parts(); ++part) {
     quantized_view const& q = args.weights.part(part);
     if (q.is_plain()) return support::no("weights have no scales");
-    bool const groups = four_bits::has(q.type());
-    support const scales = groups ? four_bits::takes_scales(q) : sm90::takes_weight_scales(q);
+    bool const groups = is_w4(q.type());
+    support const scales = groups ? takes_group_scales(q) : sm90::takes_weight_scales(q);
     if (!scales) return scales;
   }
   return sm90::takes_call(args);
@@ -165,7 +172,7 @@ support takes_w8a16(grouped_gemm_args const& args) {
 }
 
 support takes_w4a16(grouped_gemm_args const& args) {
-  if (!has_16_bit_x(args) || !four_bits::has(args.weights.type())) {
+  if (!has_16_bit_x(args) || !is_w4(args.weights.type())) {
     return no_types(args, "int4 or fp4");
   }
   if (args.transpose) {
@@ -177,20 +184,20 @@ support takes_w4a16(grouped_gemm_args const& args) {
 void grouped_gemm(grouped_gemm_args const& args, stream where) {
   launcher on("grouped_gemm", args, where);
   index_t const experts = args.weights.experts();
-  index_t const each = sm90::rows_each(args);
+  index_t const rows = sm90::rows_per_expert(args);
   mixed_weights const weights = weights_of(args);
   index_t const n = args.y.extent[1], k = args.x.cols();
-  tile_shape const shape = sm90::choose_tile(tiles_for(weights), {each, k, n}, where.device).tile;
-  mixed_config const config = sm90_mixed_config(shape, weights);
-  gemm_config const& tile = config.tile;
+  tile_shape const tile =
+      sm90::choose_tile("grouped_gemm", tiles_for(weights), {rows, k, n}, where.device).tile;
+  auto const [kernel, config] = sm90_mixed_kernel(tile, args.x.type(), weights);
+  gemm_config const& shape = config.tile;
   sm90_mixed_parameters p = parameters(args, config, where);
-  p.evict_first = each <= tile.most_rows;
-  index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), tile.rows), experts),
-                                    p.n_parts * ceil_div(p.n_part, tile.outs * tile.cluster));
+  p.evict_first = rows <= shape.most_rows;
+  index_t const tiles = checked_mul(checked_add(ceil_div(args.x.rows(), shape.rows), experts),
+                                    p.n_parts * ceil_div(p.n_part, shape.outs * shape.cluster));
   index_t const clusters =
-      std::min(tiles, on.multiprocessors() * config.blocks_each / tile.cluster);
-  on.launch(sm90_mixed_kernel(shape, args.x.type(), weights),
-            {clusters * tile.cluster, tile.threads, tile.shared_bytes}, p);
+      std::min(tiles, on.multiprocessors() * config.ctas_per_sm / shape.cluster);
+  on.launch(kernel, {clusters * shape.cluster, shape.threads, shape.shared_bytes}, p);
 }
 
 }  // namespace moe64::cuda::sm90_mixed

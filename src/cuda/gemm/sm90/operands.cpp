@@ -34,7 +34,7 @@ support has_hopper(moe64::device where) {
       fmt::format("{} has compute capability {}.{}, not 9.0", to_string(where), major, minor));
 }
 
-/// Contiguous rows that the copy engine can address.
+/// Contiguous rows that TMA can address.
 support takes_rows(char const* argument, tensor_view const& values) {
   index_t const size = bits(values.type);
   constexpr index_t most_bits = index_t{8} << 40;
@@ -79,7 +79,7 @@ support takes_call(grouped_gemm_args const& args) {
   return has_hopper(args.y.device);
 }
 
-index_t rows_each(grouped_gemm_args const& args) {
+index_t rows_per_expert(grouped_gemm_args const& args) {
   return ceil_div(args.x.rows(), std::max<index_t>(args.weights.experts(), 1));
 }
 
@@ -128,7 +128,7 @@ tensor_map encoder::operator()(tensor_box const& box) const {
   tensor_map map;
   if (status const code = the_runtime().encode(box, &map); code != 0) {
     fail(errc::device_failure,
-         "[grouped_gemm] {}: the copy engine takes no boxes {} of {} elements of {} bytes in "
+         "[grouped_gemm] {}: TMA takes no boxes {} of {} elements of {} bytes in "
          "strides of {} bytes: {}",
          to_string(where_.device), fmt::join(box.box, box.box + box.rank, " x "),
          fmt::join(box.extent, box.extent + box.rank, " x "), box.element_bytes,
@@ -145,7 +145,7 @@ tensor_map map_of_y(tensor_view const& y, int parts, index_t n_part, int rows,
                  .rank = 3,
                  .extent = {n_part, parts, y.extent[0]},
                  .stride_bytes = {n_part * 2, y.stride[0] * 2},
-                 .box = {64, 1, rows}});
+                 .box = {y_box_outs, 1, rows}});
 }
 
 }  // namespace moe64::cuda::sm90

@@ -3,27 +3,31 @@
 #include "cuda/kernels/device/thread_index.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/tile.cuh"
 
-/// What the threads that multiply large tiles do, however many groups they are.
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+/// A consumer thread: where it is in the rings and what it releases; WGMMA of a stage, and the
+/// promotion of tail rows, which two kinds of accumulators have.
 namespace moe64::cuda {
 
-/// What a thread of a group keeps from tile to tile.
+/// What a consumer thread keeps from tile to tile.
 template <class Tile>
-struct consumer_thread {
+struct large_m_consumer {
   sm90_gemm_parameters const& p;
   large_m_memory<Tile>& memory;
-  int group;  ///< of all lanes of a warp the same, which the compiler must know
+  int warpgroup;  ///< consumer warpgroup; shuffled, so that the compiler knows that it is uniform
   ring_place<Tile::stages> stage;
   smem_descriptor operands;  ///< of that stage: weights, behind them rows
   ring_place<Tile::chunks> scales;
-  int middle = 0;  ///< of 192 outputs: where the scale of 64 to 127 is, behind the first
+  int middle = 0;  ///< m128n192: the scale of outputs 64 to 127, behind that of the first
 
-  __device__ consumer_thread(sm90_gemm_parameters const& p_, large_m_memory<Tile>& memory_)
+  __device__ large_m_consumer(sm90_gemm_parameters const& p_, large_m_memory<Tile>& memory_)
       : p(p_),
         memory(memory_),
-        group(__shfl_sync(~0U, thread_index::number() / 128 - 1, 0)),
+        warpgroup(__shfl_sync(~0U, thread_index::number() / 128 - 1, 0)),
         operands(cute::cast_smem_ptr_to_uint(memory_.stage[0])) {}
 
-  /// Where the operands of the next one are is found before it is awaited.
+  /// The descriptor of the next stage is computed before the stage is awaited.
   __device__ __forceinline__ void next_stage() {
     stage.next();
     constexpr int back = (1 - Tile::stages) * Tile::stage_bytes;
@@ -31,38 +35,37 @@ struct consumer_thread {
     operands.settle();
   }
 
-  /// By all groups, before they multiply: scales and bias of the tile's outputs, where it has any.
-  /// They meet in one place whatever each of them does with the tile.
-  __device__ __forceinline__ void bring_terms(gemm_tile const& tile) const {
+  /// By all consumer warpgroups, before the main loop: their barriers are in one place of the code
+  /// whatever each of them does with the tile.
+  __device__ __forceinline__ void load_terms(gemm_tile const& tile) const {
     if (!has_output_terms(p, tile)) return;
-    constexpr auto meet = [] {
-      cutlass::arch::NamedBarrier::arrive_and_wait(Tile::groups * 128, 2U);
+    constexpr auto sync_consumers = [] {
+      cutlass::arch::NamedBarrier::arrive_and_wait(Tile::warpgroups * 128, 2U);
     };
-    meet();  // until here some still use those of the last tile
-    if (group == 0) load_output_terms(p, tile, 0, memory.terms);
-    meet();
+    sync_consumers();  // until here some still use those of the last tile
+    if (warpgroup == 0) load_output_terms(p, tile, 0, memory.terms);
+    sync_consumers();
   }
-  /// By the whole warp: it will not look at the stage again.
+  /// By the whole warp, which will not look at the stage again; at both CTAs of the cluster.
   __device__ __forceinline__ void release(int slot) const {
     __syncwarp();
     bool const elected = cute::elect_one_sync() != 0;  // which lane it is would take a register
 #pragma unroll
-    for (int block = 0; block < Tile::cluster; ++block) {
-      arrive_at(memory.stages.used[slot], block, elected);
+    for (int cta = 0; cta < Tile::cluster; ++cta) {
+      arrive_at(memory.stages.used[slot], cta, elected);
     }
   }
-  /// By the whole group: what it handed to the copy engine has been read, and its memory of y is
-  /// free.
-  __device__ __forceinline__ void await_handed() const {
+  /// By the whole warpgroup: its TMA store has read y, whose shared memory is free.
+  __device__ __forceinline__ void await_tma_store() const {
     cute::tma_store_wait<0>();
-    meet_group();
+    sync_warpgroup();
   }
-  __device__ __forceinline__ void meet_group() const {
-    auto const barrier = static_cast<std::uint32_t>(3 + group);  // narrow-ok: 3 to 5
+  __device__ __forceinline__ void sync_warpgroup() const {
+    auto const barrier = static_cast<std::uint32_t>(3 + warpgroup);  // narrow-ok: 3 to 5
     cutlass::arch::NamedBarrier::arrive_and_wait(128, barrier);
   }
-  /// Scales that were read may still be on their way. They come before what is written there next,
-  /// which waits for this and is no copy of the engine's.
+  /// Loads of the scales may still be in flight. They are ordered before what is written there
+  /// next, which waits for this arrival and is not written by TMA.
   __device__ __forceinline__ void release_scales() {
     __syncwarp();
     if (cute::elect_one_sync() != 0) arrive(memory.scales.used[scales.slot]);
@@ -71,43 +74,42 @@ struct consumer_thread {
 };
 
 template <int Count>
-__device__ __forceinline__ void zero(float (&sums)[Count]) {
+__device__ __forceinline__ void zero(float (&acc)[Count]) {
 #pragma unroll
-  for (float& sum : sums) sum = 0.0F;
+  for (float& value : acc) value = 0.0F;
 }
 
-/// Begins the products of a stage: 64 rows on the left, `Right` on the right.
-template <class Elements, int Right>
-__device__ __forceinline__ void begin_products(smem_descriptor const& left,
-                                               smem_descriptor const& right,
-                                               float (&products)[Right / 2]) {
+/// Issues the WGMMAs of a stage, of M = 64 and N = `Rows` of operand B.
+template <class Elements, int Rows>
+__device__ __forceinline__ void issue_wgmma(smem_descriptor const& a, smem_descriptor const& b,
+                                            float (&products)[Rows / 2]) {
   fence_registers(products);
   cute::warpgroup_arrive();
-  wgmma_stage<Elements, Right>(left, right, products, true);
+  wgmma_stage<Elements, Rows>(a, b, products, true);
   cute::warpgroup_commit_batch();
 }
 template <int Count>
-__device__ __forceinline__ void end_products(float (&products)[Count]) {
+__device__ __forceinline__ void await_wgmma(float (&products)[Count]) {
   cute::warpgroup_wait<0>();
   fence_registers(products);
 }
 
-/// Not earlier: there are no registers for it.
+/// A load that the compiler does not move ahead: there are no registers for it.
 __device__ __forceinline__ float read_now(std::uint32_t shared_address) {
   float number;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(number) : "r"(shared_address));
   return number;
 }
 
-/// What products whose right operand are rows are multiplied by: of each 8 of these the two that a
-/// thread has.
+/// The scales of products whose operand B are tail rows: of each 8 of these the two that a thread
+/// has.
 template <class Tile>
 struct tail_scales {
-  float of_row[Tile::rest / 4], of_outs;
+  float of_row[max_tail_rows / 4], of_outs;
 };
-/// Of rows from `row` of the tile on: block k of the chunk.
+/// Of rows from `row` of the tile on: k-block k of the chunk.
 template <class Tile>
-__device__ __forceinline__ tail_scales<Tile> read_tail_scales(consumer_thread<Tile> const& thread,
+__device__ __forceinline__ tail_scales<Tile> read_tail_scales(large_m_consumer<Tile> const& thread,
                                                               int row, int k) {
   large_m_memory<Tile>& memory = thread.memory;
   int const slot = thread.scales.slot, own = row + thread_index::lane() % 4 * 2;
@@ -115,7 +117,7 @@ __device__ __forceinline__ tail_scales<Tile> read_tail_scales(consumer_thread<Ti
   constexpr std::uint32_t row_bytes = sizeof(memory.row_scale[0][0]);
   tail_scales<Tile> found;
 #pragma unroll
-  for (unsigned j = 0; j < Tile::rest / 4; ++j) {
+  for (unsigned j = 0; j < max_tail_rows / 4; ++j) {
     found.of_row[j] = read_now(first + (j / 2 * 8 + j % 2) * row_bytes);
   }
   found.of_outs = read_now(cute::cast_smem_ptr_to_uint(&memory.out_scale[slot][k]));
@@ -123,110 +125,16 @@ __device__ __forceinline__ tail_scales<Tile> read_tail_scales(consumer_thread<Ti
 }
 /// Adds such products.
 template <class Tile>
-__device__ __forceinline__ void add_scaled_tail(float const (&products)[Tile::rest / 2],
-                                                tail_scales<Tile> const& factors,
-                                                float (&sums)[Tile::rest / 2]) {
+__device__ __forceinline__ void promote_tail(float const (&products)[max_tail_rows / 2],
+                                             tail_scales<Tile> const& scales,
+                                             float (&acc)[max_tail_rows / 2]) {
 #pragma unroll
-  for (int j = 0; j < Tile::rest / 4; ++j) {
-    float const factor = factors.of_row[j] * factors.of_outs;
+  for (int j = 0; j < max_tail_rows / 4; ++j) {
+    float const scale = scales.of_row[j] * scales.of_outs;
 #pragma unroll
     for (int i = j / 2 * 4 + j % 2; i < j / 2 * 4 + 4; i += 2) {
-      sums[i] = __fmaf_rn(products[i], factor, sums[i]);
+      acc[i] = __fmaf_rn(products[i], scale, acc[i]);
     }
-  }
-}
-
-/// Sums of 64 outputs, left, from `out` of the tile on.
-template <class Tile>
-__device__ __forceinline__ void finish_tail(output_terms<Tile::outs> const& terms, int out,
-                                            float (&sums)[Tile::rest / 2]) {
-  out += thread_index::warp() * 16 + thread_index::lane() / 4;
-#pragma unroll
-  for (int i = 0; i < Tile::rest / 2; ++i) sums[i] = terms.of(out + i % 4 / 2 * 8, sums[i]);
-}
-
-__device__ inline std::uint16_t* y_at(sm90_gemm_parameters const& p, gemm_tile const& tile, int row,
-                                      int out) {
-  return static_cast<std::uint16_t*>(p.y.data) + (tile.row + index_t{row}) * p.y.stride[0] +
-         tile.part * p.n_part + out;
-}
-
-/// `Rows` of the rows of a warp, by 64 outputs. `sums` begins with the first that the thread, which
-/// is `lane`, has of them.
-template <class Tile, int Rows>
-__device__ __forceinline__ void lay_out(float const* sums, bool bf16, int lane,
-                                        std::uint8_t* buffer) {
-  // Four 8 x 8 matrices, side by side: rows 0 of a thread, then its rows 8.
-#pragma unroll
-  for (int eights = 0; eights < Rows; eights += 8) {
-#pragma unroll
-    for (int i = 0; i < Tile::out_cols; i += 32) {
-      float const* const s = sums + i / 2 + eights / 4;
-      auto& place = *reinterpret_cast<cute::uint128_t*>(
-          buffer + Tile::place_out(eights + lane % 8, i / 8 + lane / 8));
-      cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[4], s[5], bf16),
-                                    packed(s[8], s[9], bf16), packed(s[12], s[13], bf16), place);
-    }
-  }
-}
-
-/// A block of rows from `row` of the tile on, by all outputs of it, to the copy engine, which drops
-/// those that a part has not; by the whole group after await_handed(). Returns false, and has done
-/// nothing, where some of the rows are not there.
-template <class Tile>
-__device__ __forceinline__ bool hand_over(consumer_thread<Tile> const& thread,
-                                          gemm_tile const& tile, bool bf16, int row,
-                                          float const (&sums)[Tile::outs / 2]) {
-  sm90_gemm_parameters const& p = thread.p;
-  if (!p.y_vectors || row + Tile::block > tile.rows) return false;
-  int const warp = thread_index::warp(), lane = thread_index::lane();
-  std::uint8_t* const first = thread.memory.out[thread.group * 4];
-#pragma unroll
-  for (int i = 0; i < Tile::outs / Tile::out_cols; ++i) {
-    lay_out<Tile, Tile::warp_rows>(
-        sums + i * Tile::out_cols / 2, bf16, lane,
-        first + i * Tile::handed_bytes + warp * Tile::warp_rows * Tile::out_cols * 2);
-  }
-  cute::tma_store_fence();
-  thread.meet_group();
-  bool const elected = cute::elect_one_sync() != 0;  // always the same lane, which then waits
-  if (warp == 0 && elected) {
-#pragma unroll
-    for (int i = 0; i < Tile::outs / Tile::out_cols; ++i) {
-      if (tile.out + i * Tile::out_cols >= p.n_part) break;
-      cute::SM90_TMA_STORE_3D::copy(&p.y_map, first + i * Tile::handed_bytes,
-                                    tile.out + i * Tile::out_cols, tile.part, tile.row + row);
-    }
-    cute::tma_store_arrive();
-  }
-  return true;
-}
-
-/// Of sums whose right operand are rows, from `row` of the tile on, and whose left operand are 64
-/// outputs from `out` of it on.
-template <class Tile>
-__device__ __forceinline__ void store_tail(consumer_thread<Tile> const& thread,
-                                           gemm_tile const& tile, bool bf16, int row, int out,
-                                           float const (&sums)[Tile::rest / 2]) {
-  int const lane = thread_index::lane(), warp = thread_index::warp();
-  std::uint8_t* const buffer = thread.memory.out[thread.group * 4 + warp];
-  // Four 8 x 8 matrices, transposed: rows 0 by outputs 0 and 8 of the warp's 16, rows 8 by the
-  // same.
-  std::uint8_t* const to = buffer + Tile::place_out(lane % 8, lane / 8);
-  std::uint8_t const* const from = buffer + Tile::place_out(lane / 2 % 8, lane / 16 * 2 + lane % 2);
-  out += tile.out + warp * 16 + lane % 2 * 8;
-  row += lane / 2;
-#pragma unroll
-  for (int first = 0; first < Tile::rest; first += 16) {
-    float const* const s = sums + first / 2;
-    cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
-                                  packed(s[4], s[5], bf16), packed(s[6], s[7], bf16),
-                                  *reinterpret_cast<cute::uint128_t*>(to));
-    __syncwarp();
-    if (row + first < tile.rows && out < thread.p.n_part) {
-      write_eight(thread.p, from, y_at(thread.p, tile, row + first, out), out);
-    }
-    __syncwarp();
   }
 }
 

@@ -1,95 +1,111 @@
 #pragma once
 
+#include "cuda/kernels/gemm/sm90/large_m/m128n192.cuh"
+#include "cuda/kernels/gemm/sm90/large_m/m192n128.cuh"
+#include "cuda/kernels/gemm/sm90/large_m/m256n128.cuh"
+#include "cuda/kernels/gemm/sm90/large_m/producer.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/scale_producer.cuh"
-#include "cuda/kernels/gemm/sm90/large_m/three_warpgroups.cuh"
+#include "cuda/kernels/gemm/sm90/large_m/scheduler.cuh"
+
+#include <cutlass/arch/reg_reconfig.h>
 
 namespace moe64::cuda {
 
-/// A tile by the code for its number of blocks.
-template <class Tile, bool Rest>
-__device__ __forceinline__ void multiply_two(consumer_thread<Tile>& thread, gemm_tile const& tile,
-                                             int k_blocks) {
-  int const blocks = row_blocks(tile.rows).blocks;
-  if (blocks == 4)
-    return multiply_sums<consumer_accumulators<Tile, 2, false, Rest>>(thread, tile, k_blocks);
-  if (blocks == 3)
-    return multiply_sums<consumer_accumulators<Tile, 1, true, Rest>>(thread, tile, k_blocks);
-  if (blocks == 2)
-    return multiply_sums<consumer_accumulators<Tile, 1, false, Rest>>(thread, tile, k_blocks);
-  if (blocks == 1)
-    return multiply_sums<consumer_accumulators<Tile, 0, true, Rest>>(thread, tile, k_blocks);
-  if constexpr (Rest)
-    multiply_sums<consumer_accumulators<Tile, 0, false, true>>(thread, tile, k_blocks);
+/// By one thread.
+template <class Tile>
+__device__ void make_barriers(large_m_memory<Tile>& memory) {
+  constexpr int consumer_warps = 4 * Tile::warpgroups;
+  constexpr int scaling_warps = Tile::elements::scaled ? scale_warps : 0;
+  memory.stages.make(1, consumer_warps * Tile::cluster);
+  memory.scales.make(scale_threads, consumer_warps);
+  memory.tiles.make(1, consumer_warps + scaling_warps + 1);
+  cutlass::arch::fence_barrier_init();
 }
 
-template <class Elements>
-__device__ __forceinline__ void multiply_tile(consumer_thread<large_m_tile<Elements, 2>>& thread,
-                                              gemm_tile const& tile, int k_blocks) {
-  using two_groups = large_m_tile<Elements, 2>;
-  if (row_blocks(tile.rows).rest) return multiply_two<two_groups, true>(thread, tile, k_blocks);
-  multiply_two<two_groups, false>(thread, tile, k_blocks);
-}
-template <class Elements, bool Hands>
-__device__ __forceinline__ void multiply_tile(
-    consumer_thread<large_m_tile<Elements, 3, Hands>>& thread, gemm_tile const& tile,
-    int k_blocks) {
-  multiply_three(thread, tile, k_blocks);
+/// By the producer warpgroup.
+template <class Tile>
+__device__ __forceinline__ void produce(sm90_gemm_parameters const& p, large_m_memory<Tile>& memory,
+                                        int k_stages) {
+  constexpr bool row_pairs = Tile::config.cluster == cluster_shares::weights;
+  if (warp_number() == scheduler_warp) {
+    if constexpr (row_pairs) {
+      row_pair_scheduler<Tile>(p, memory).run();
+    } else {
+      publish_large_m_tiles(p, k_stages, memory);
+    }
+  } else if (warp_number() == tma_warp) {
+    tile_reader reader(memory.tile, memory.tiles);
+    std::conditional_t<row_pairs, row_pair_producer<Tile>, large_m_producer<Tile>> producer(p,
+                                                                                            memory);
+    gemm_tile tile;
+    while (reader.next(tile)) {
+      // Of an elected lane the compiler knows that it is alone: TMA needs no loop over lanes.
+      if (cute::elect_one_sync() != 0) producer.load(tile, k_stages);
+      __syncwarp();
+    }
+  } else if constexpr (Tile::elements::scaled) {
+    large_m_scale_producer<Tile>(p, memory, k_stages).run();
+  }
 }
 
+/// What a consumer warpgroup has of a tile.
+template <class Tile>
+__device__ __forceinline__ void compute_tile(large_m_consumer<Tile>& thread, gemm_tile const& tile,
+                                             int k_stages) {
+  if constexpr (Tile::config.cluster == cluster_shares::weights) {
+    compute_m128n192(thread, tile, k_stages);
+  } else if constexpr (Tile::warpgroups == 3) {
+    compute_m192n128(thread, tile, k_stages);
+  } else {
+    compute_m256n128(thread, tile, k_stages);
+  }
+}
+
+/// Computes: y = x W^T for all experts, many rows each: x is operand A.
+/// Grid: persistent, 2-CTA clusters, at most as many CTAs as SMs; tiles of all experts round-robin,
+///   greedy or dynamic.
+/// Warp roles: 0 scheduler; 1 TMA loads of weights and x; 2 and 3 scales (W8A8); two or three
+///   consumer warpgroups: WGMMA, promotion, epilogue.
+/// Shared memory: large_m_memory: a ring of stages (weights, x), a ring of chunks of scales, a ring
+///   of tiles, a buffer of y for each consumer warp, row scales and bias.
+/// Limits: rows, outputs, k and experts are ints; weights and x as sm90::takes_w8a8 and takes_bf16
+///   say.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::cluster, 1, 1)
     sm90_large_m_gemm(__grid_constant__ sm90_gemm_parameters const p) {
-  // Shared memory begins at a multiple of 1024, as nothing is static: what aligning takes is not
-  // there.
+  // Begins at a multiple of 1024, since nothing is static: there is no room to align it.
   extern __shared__ std::uint8_t shared[];
-  static_assert(sizeof(large_m_memory<Tile>) <= 227 * 1024);  // what a block of Hopper may have
+  static_assert(sizeof(large_m_memory<Tile>) <= 227 * 1024);  // what a CTA of sm_90 may have
   auto& memory = *reinterpret_cast<large_m_memory<Tile>*>(shared);
   if (threadIdx.x == 0) {
     if (cute::cast_smem_ptr_to_uint(shared) % 1024 != 0) __trap();
-    constexpr int multiplying = 4 * Tile::groups, scaling = Tile::elements::scaled ? 2 : 0;
-    memory.stages.make(1, multiplying * Tile::cluster);
-    memory.scales.make(Tile::scale_threads, multiplying);
-    memory.tiles.make(1, multiplying + scaling + 1);
-    cutlass::arch::fence_barrier_init();
+    make_barriers(memory);
   }
   cute::cluster_sync();
   constexpr index_t stage_k = Tile::elements::stage_k;
-  int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
-  if (warp_number() < 4) {
-    cutlass::arch::warpgroup_reg_dealloc<Tile::feeding>();
-    if (warp_number() == 0) {
-      schedule_tiles<Tile>(p, k_blocks, memory);
-    } else if (warp_number() == 1) {
-      tile_reader reader(memory.tile, memory.tiles);
-      operand_producer<Tile> loader(p, memory);
-      gemm_tile tile;
-      while (reader.next(tile)) {
-        // Of an elected lane the compiler knows that it is alone: copies need no loop over lanes.
-        if (cute::elect_one_sync() != 0) loader.load(tile, k_blocks);
-        __syncwarp();
-      }
-    } else if constexpr (Tile::elements::scaled) {
-      scale_producer<Tile>(p, memory, k_blocks).run();
-    }
+  int const k_stages = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
+  if (warp_number() < producer_warps) {
+    cutlass::arch::warpgroup_reg_dealloc<Tile::config.producer_registers>();
+    produce(p, memory, k_stages);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<Tile::multiplying>();
+    cutlass::arch::warpgroup_reg_alloc<Tile::config.consumer_registers>();
     tile_reader reader(memory.tile, memory.tiles);
-    consumer_thread<Tile> thread(p, memory);
+    large_m_consumer<Tile> thread(p, memory);
     for (;; reader.done()) {
       gemm_tile const& tile = reader.await();
       if (tile.expert < 0) break;
-      thread.bring_terms(tile);
-      multiply_tile(thread, tile, k_blocks);
+      thread.load_terms(tile);
+      compute_tile(thread, tile, k_stages);
     }
-    if constexpr (Tile::hands) cute::tma_store_wait<0>();  // the memory of y is read until then
+    if constexpr (Tile::tma_store) cute::tma_store_wait<0>();  // it reads shared memory until then
   }
-  // A block's memory must outlive what its pair writes there.
+  // Shared memory must outlive what the other CTA of the cluster multicasts into it.
   cute::cluster_sync();
 }
 
-template <class Elements, tile_shape Tile>
+template <class Tile>
 kernel<sm90_gemm_parameters> large_m_kernel() {
-  return {sm90_kernel_name<Elements, Tile>.text, sm90_large_m_gemm<large_m_tile_of<Elements, Tile>>};
+  return {sm90_kernel_name<Tile>.text, sm90_large_m_gemm<Tile>};
 }
 
 }  // namespace moe64::cuda

@@ -1,105 +1,109 @@
 #pragma once
 
 #include "cuda/kernels/gemm/low_rank.cuh"
-#include "cuda/kernels/gemm/sm90/mixed/consumer.cuh"
+#include "cuda/kernels/gemm/sm90/mixed/dequantize.cuh"
 
+/// The main loop of a consumer: dequantise a panel, multiply it, release its stage.
 namespace moe64::cuda {
 
-/// Rows of each of a tile's products.
+/// Rows of each of a tile's MMAs along the rows: as few 8s as hold them.
 template <class Tile>
-[[nodiscard]] __device__ int width_of(gemm_tile const& tile) {
-  constexpr int each = 8 * Tile::halves;
-  int const rows = __shfl_sync(~0U, tile.rows, 0);  // which the compiler must know to be the same
-  return (rows + each - 1) / each * 8;
+[[nodiscard]] __device__ int mma_rows(gemm_tile const& tile) {
+  constexpr int step = 8 * Tile::wgmmas;
+  int const rows = __shfl_sync(~0U, tile.rows, 0);  // the compiler must know that it is uniform
+  return (rows + step - 1) / step * 8;
 }
 
-/// body<Width>() for the width that it is, up to Most. The questions lie together, in front of all
-/// bodies: what the compiler makes of a switch lies among them, and is waited for.
-template <bool LargestFirst, int Most, class Body, int... I>
-__device__ __forceinline__ void for_width(int width, Body const& body,
-                                          std::integer_sequence<int, I...>) {
+/// body<Rows>() for the multiple of 8 that `rows` is, up to MaxRows. The comparisons lie together,
+/// in front of all bodies: what the compiler makes of a switch lies among them, and costs
+/// instruction-cache misses.
+template <bool LargestFirst, int MaxRows, class Body, int... I>
+__device__ __forceinline__ void dispatch_rows(int rows, Body const& body,
+                                              std::integer_sequence<int, I...>) {
   if constexpr (LargestFirst) {
-    (void)((width > Most - 8 * (I + 1) ? (body.template operator()<Most - 8 * I>(), true)
-                                       : false) ||
+    (void)((rows > MaxRows - 8 * (I + 1) ? (body.template operator()<MaxRows - 8 * I>(), true)
+                                         : false) ||
            ...);
   } else {
-    (void)((width <= 8 * (I + 1) ? (body.template operator()<8 * (I + 1)>(), true) : false) || ...);
+    (void)((rows <= 8 * (I + 1) ? (body.template operator()<8 * (I + 1)>(), true) : false) || ...);
   }
 }
-template <bool LargestFirst, int Most, class Body>
-__device__ __forceinline__ void for_width(int width, Body const& body) {
-  asm volatile("" : "+r"(width));  // nothing is known of it: comparisons stay what they are
-  for_width<LargestFirst, Most>(width, body, std::make_integer_sequence<int, Most / 8>());
+template <bool LargestFirst, int MaxRows, class Body>
+__device__ __forceinline__ void dispatch_rows(int rows, Body const& body) {
+  asm volatile("" : "+r"(rows));  // nothing is known of it: comparisons stay what they are
+  dispatch_rows<LargestFirst, MaxRows>(rows, body, std::make_integer_sequence<int, MaxRows / 8>());
 }
 
-/// The sums of one thread of a group of four warps: of outputs `out` and that + 8, of each 8 rows
-/// the two from lane % 4 * 2 on. Products may be up to Most rows wide; where they are narrower, the
-/// sums of each lie as if they were not. So with products of groups all but the loop over k is the
-/// same code for every width: what runs once for each tile would otherwise wait for its
-/// instructions. Those of warps have too few registers for that, and a width each.
-template <class Tile, int Most>
+/// The accumulators of one thread of a consumer warpgroup: of outputs `out` and out + out_step, of
+/// each 8 rows the two from lane % 4 * 2 on. MMAs have up to MaxRows rows; where they have fewer,
+/// the accumulators of each lie as if they had not. So of WGMMA tiles all but the loop over k is
+/// the same code for any number of rows: code that runs once for each tile would cost
+/// instruction-cache misses. mma.sync tiles have too few registers for that, and code for each
+/// number of rows.
+template <class Tile, int MaxRows>
 class mixed_accumulators {
  public:
-  __device__ __forceinline__ explicit mixed_accumulators(int width) : width_(width) {
+  __device__ __forceinline__ explicit mixed_accumulators(int rows) : rows_(rows) {
 #pragma unroll
-    for (float& sum : sums_) sum = 0.0F;
+    for (float& acc : acc_) acc = 0.0F;
   }
 
-  /// The products of all panels of a tile, an even number. The last stage is not released.
-  __device__ __forceinline__ void add_all(mixed_consumer<Tile>& thread, int panels) {
-    if constexpr (Tile::products == mixed_mma::of_groups) {
+  /// += all panels of a tile, an even number. The last stage is not released.
+  __device__ __forceinline__ void multiply(mixed_consumer<Tile>& thread, int panels) {
+    if constexpr (Tile::wgmma) {
       left_fragment first[steps];
       thread.memory.stages.await_filled(thread.stage);
-      decode(thread, 0, first);
-      for_width<true, Most>(width_,
-                            [&]<int Width>() { add_by_groups<Width>(thread, panels, first); });
+      mixed_dequantizer<Tile> const dequantize(thread);
+      dequantize(0, first);
+      dispatch_rows<true, MaxRows>(rows_,
+                                   [&]<int Rows>() { wgmma_loop<Rows>(thread, panels, first); });
     } else {
-      add_by_warps(thread, panels);
+      mma_sync_loop(thread, panels);
     }
-    thread.next_scales();
+    thread.release_scales();
   }
 
-  /// Sums become scaling * u V^T, where u comes in stages of its own.
-  __device__ __forceinline__ void add_low_rank(mixed_consumer<Tile>& thread,
-                                               gemm_tile const& tile) {
+  /// = scaling * u V^T, where u comes in stages of its own.
+  __device__ __forceinline__ void begin_with_low_rank(mixed_consumer<Tile>& thread,
+                                                      gemm_tile const& tile) {
     low_rank_operands const& low = thread.p.low_rank;
     int const rank = static_cast<int>(low.rank);  // narrow-ok: host looked
-    thread.release_kept(thread.stage.slot);
+    thread.release_kept_stage(thread.stage.slot);
 #pragma unroll 1
     for (int k = 0; k < rank; k += low_rank_step) {
-      low_rank_left left(thread, tile, k);
+      low_rank_fragment v(thread, tile, k);
       int const in_stage = k % Tile::stage_k;
       if (in_stage == 0) thread.memory.stages.await_filled(thread.stage);
       std::uint8_t const* const u = thread.x(in_stage / Tile::panel_k);
 #pragma unroll 1
       for (int term = 0; term < low_rank_terms(low); ++term) {
-        add_step(u, in_stage % Tile::panel_k / low_rank_step, left.take());
+        mma_sync_step(u, in_stage % Tile::panel_k / low_rank_step, v.take());
       }
       if (in_stage + low_rank_step < Tile::stage_k && k + low_rank_step < rank) continue;
-      thread.release(thread.stage.slot);
+      thread.release_stage(thread.stage.slot);
       thread.stage.next();
     }
 #pragma unroll
-    for (float& sum : sums_) sum *= low.scaling;
+    for (float& acc : acc_) acc *= low.scaling;
   }
 
-  /// Plus bias, rounded once.
+  /// The epilogue: plus bias, rounded once, to y.
   __device__ void store(mixed_consumer<Tile>& thread, gemm_tile const& tile);
 
  private:
   static constexpr int steps = Tile::steps;
-  /// y is laid out in two parts. Of two products each is one; of one, what there is own memory for
-  /// and what there is not.
-  static constexpr int most_first =
-      Tile::halves == 2 || Most < Tile::own_rows ? Most : Tile::own_rows;
-  static constexpr int most_second = Tile::halves * Most - most_first;
-  static_assert(most_first <= Tile::own_rows && most_second * 128 <= Tile::stage_share);
+  /// y is staged in two pieces. Of two MMAs along the rows each is one; of one, what has room in
+  /// the warpgroup's own memory and what has not.
+  static constexpr int max_first =
+      Tile::wgmmas == 2 || MaxRows < Tile::own_y_rows ? MaxRows : Tile::own_y_rows;
+  static constexpr int max_second = Tile::wgmmas * MaxRows - max_first;
+  static_assert(max_first <= Tile::own_y_rows && max_second * 128 <= Tile::stage_share);
 
-  /// What a thread holds of V as the left operand, 16 along k.
-  struct low_rank_left {
+  /// What a thread holds of V as operand A, 16 along k.
+  struct low_rank_fragment {
     float rest[4][2];
 
-    __device__ low_rank_left(mixed_consumer<Tile>& thread, gemm_tile const& tile, int k) {
+    __device__ low_rank_fragment(mixed_consumer<Tile>& thread, gemm_tile const& tile, int k) {
       if constexpr (Tile::low_rank_ahead) thread.memory.low_ranks.await_filled(thread.low_rank());
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -108,146 +112,113 @@ class mixed_accumulators {
         if constexpr (Tile::low_rank_ahead) {
           rest[i / 2][i % 2] = thread.memory.low_rank[0][deep][out];
         } else {
-          rest[i / 2][i % 2] = of(thread.p, tile, index_t{tile.out} + out, index_t{k} + deep);
+          rest[i / 2][i % 2] = value(thread.p, tile, index_t{tile.out} + out, index_t{k} + deep);
         }
       }
-      if constexpr (Tile::low_rank_ahead) thread.next_low_rank();
+      if constexpr (Tile::low_rank_ahead) thread.release_low_rank();
     }
-    /// Straight from memory; zero behind the ends.
-    [[nodiscard]] static __device__ float of(sm90_mixed_parameters const& p, gemm_tile const& tile,
-                                             index_t n, index_t k) {
+    /// Straight from global memory; zero past the ends.
+    [[nodiscard]] static __device__ float value(sm90_mixed_parameters const& p,
+                                                gemm_tile const& tile, index_t n, index_t k) {
       if (n >= p.n_part || k >= p.low_rank.rank) return 0.0F;
       index_t const expert = tile.expert * p.low_rank.expert[tile.part];
-      return low_rank_number<typename Tile::left>(p.low_rank, tile.part, expert, n, k);
+      return low_rank_value<typename Tile::element>(p.low_rank, tile.part, expert, n, k);
     }
+    /// The next of low_rank_terms().
     __device__ left_fragment take() {
-      left_fragment numbers;
+      left_fragment term;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) numbers.pair[i] = take_term<typename Tile::left>(rest[i]);
-      return numbers;
+      for (int i = 0; i < 4; ++i) term.pair[i] = take_term<typename Tile::element>(rest[i]);
+      return term;
     }
   };
 
-  __device__ __forceinline__ void add_by_warps(mixed_consumer<Tile>& thread, int panels) {
-#pragma unroll 1
-    for (int panel = 0;;) {
-      thread.memory.stages.await_filled(thread.stage);
-#pragma unroll
-      for (int i = 0; i < Tile::panels; ++i) {
-        left_fragment left[steps];
-        decode(thread, panel + i, left);
-        multiply_by_warps(thread.x(i), left);
-      }
-      thread.release_kept(thread.stage.slot);
-      panel += Tile::panels;
-      if (panel == panels) break;
-      thread.release(thread.stage.slot);
-      thread.stage.next();
-    }
-  }
-
-  /// In two sets of registers by turns: while the tensor cores read one, codes of the next panel
-  /// are decoded into the other. The first panel has been.
-  template <int Width>
-  __device__ __forceinline__ void add_by_groups(mixed_consumer<Tile>& thread, int panels,
-                                                left_fragment (&even)[steps]) {
+  /// The first panel has been dequantised into `even`. While the tensor cores read one of two sets
+  /// of registers, the next panel is dequantised into the other.
+  template <int Rows>
+  __device__ __forceinline__ void wgmma_loop(mixed_consumer<Tile>& thread, int panels,
+                                             left_fragment (&even)[steps]) {
     left_fragment odd[steps];
 #pragma unroll 1
     for (int panel = 1;; panel += 2) {
-      advance<Width, 0>(thread, panel, even, odd);
+      wgmma_and_dequantize<Rows, 0>(thread, panel, even, odd);
       if (panel + 1 == panels) break;
-      advance<Width, 1>(thread, panel + 1, odd, even);
+      wgmma_and_dequantize<Rows, 1>(thread, panel + 1, odd, even);
     }
-    multiply_by_group<Width>(thread.x(1), odd);
+    wgmma_panel<Rows>(thread.x(1), odd);
     cute::warpgroup_wait<0>();
-    fence_registers(sums_);
+    fence_registers(acc_);
   }
 
-  __device__ __forceinline__ void decode(mixed_consumer<Tile>& thread, int panel,
-                                         left_fragment (&to)[steps]) const {
-    thread.decode(panel, to);
-    // Behind the end of k there are no weights: zero, not zero times a scale that may be no number.
-    // (And a branch, before which the numbers are computed: before the products are waited for.)
-    int const left = thread.left_along_k(panel);
-    if (left >= Tile::panel_k) return;
-#pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      if (step * 16 >= left) to[step] = {};
-    }
-  }
-
-  /// Multiplies panel next - 1, where the thread is, and decodes panel `next`.
-  template <int Width, int Odd>
-  __device__ __forceinline__ void advance(mixed_consumer<Tile>& thread, int next,
-                                          left_fragment (&now)[steps],
-                                          left_fragment (&then)[steps]) {
+  /// Multiplies panel next - 1, where the thread is, and dequantises panel `next` meanwhile.
+  template <int Rows, int Odd>
+  __device__ __forceinline__ void wgmma_and_dequantize(mixed_consumer<Tile>& thread, int next,
+                                                       left_fragment (&now)[steps],
+                                                       left_fragment (&then)[steps]) {
     int const slot = thread.stage.slot;
-    multiply_by_group<Width>(thread.x(Odd), now);
+    wgmma_panel<Rows>(thread.x(Odd), now);
     constexpr bool last_of_stage = Tile::panels == 1 || Odd == 1;
     if constexpr (last_of_stage) {
       thread.stage.next();
       thread.memory.stages.await_filled(thread.stage);
     }
-    decode(thread, next, then);
-    if (Odd == 0 && next == 1) thread.release_kept(slot);
+    mixed_dequantizer<Tile> const dequantize(thread);
+    dequantize(next, then);
+    if (Odd == 0 && next == 1) thread.release_kept_stage(slot);
     cute::warpgroup_wait<0>();
-    if constexpr (last_of_stage) thread.release(slot);
+    if constexpr (last_of_stage) thread.release_stage(slot);
   }
 
-  template <int Width>
-  __device__ __forceinline__ void multiply_by_group(std::uint8_t const* x,
-                                                    left_fragment (&now)[steps]) {
+  template <int Rows>
+  __device__ __forceinline__ void wgmma_panel(std::uint8_t const* x, left_fragment (&now)[steps]) {
     fence(now);
-    fence_registers(sums_);
+    fence_registers(acc_);
     cute::warpgroup_arrive();
 #pragma unroll
     for (unsigned step = 0; step < steps; ++step) {
 #pragma unroll
-      for (int half = 0; half < Tile::halves; ++half) {
-        smem_descriptor const right(cute::cast_smem_ptr_to_uint(x + half * Width * 128));
-        wgmma_register_step<typename Tile::left, Width>(now[step], right.along_k(step * 32),
-                                                        sums_ + half * (Most / 2),
-                                                        std::make_index_sequence<Width / 2>());
+      for (int half = 0; half < Tile::wgmmas; ++half) {
+        smem_descriptor const right(cute::cast_smem_ptr_to_uint(x + half * Rows * 128));
+        wgmma_register_step<typename Tile::element, Rows>(now[step], right.along_k(step * 32),
+                                                          acc_ + half * (MaxRows / 2),
+                                                          std::make_index_sequence<Rows / 2>());
       }
     }
     cute::warpgroup_commit_batch();
   }
-  /// The products of one step of a panel, by warps, whichever multiply elsewhere: with products of
-  /// groups outside of its loop the compiler would not let those in it run ahead.
-  __device__ __forceinline__ void add_step(std::uint8_t const* x, int step,
-                                           left_fragment const& now) {
-    int const matrix = lane_number() / 8, row = lane_number() % 8;
-#pragma unroll
-    for (int half = 0; half < Tile::halves; ++half) {
-#pragma unroll
-      for (int first = 0; first < Most; first += 16) {
-        if (first >= width_) break;
-        bool const both = first + 8 < width_;
-        int const at = half * width_ + first + (both ? matrix / 2 * 8 : 0) + row;
-        std::uint32_t right[4];
-        load_matrices(right,
-                      shared_address_of(x + at * 128 + ((step * 2 + matrix % 2) ^ row) * 16));
-        multiply_eight(now, half * Most + first, right);
-        if (first + 8 < Most && both) {
-          multiply_eight(now, half * Most + first + 8, right + 2);
-        }
-      }
-    }
-  }
   static __device__ __forceinline__ void fence(left_fragment (&left)[steps]) {
 #pragma unroll
-    for (auto& numbers : left) fence_registers(numbers);
+    for (auto& fragment : left) fence_registers(fragment);
   }
 
-  /// Two steps at a time; of 8 rows that are left over the right operands of both come together.
-  __device__ __forceinline__ void multiply_by_warps(std::uint8_t const* x,
-                                                    left_fragment const (&now)[steps]) {
+  __device__ __forceinline__ void mma_sync_loop(mixed_consumer<Tile>& thread, int panels) {
+#pragma unroll 1
+    for (int panel = 0;;) {
+      thread.memory.stages.await_filled(thread.stage);
+      mixed_dequantizer<Tile> const dequantize(thread);
+#pragma unroll
+      for (int i = 0; i < Tile::panels; ++i) {
+        left_fragment left[steps];
+        dequantize(panel + i, left);
+        mma_sync_panel(thread.x(i), left);
+      }
+      thread.release_kept_stage(thread.stage.slot);
+      panel += Tile::panels;
+      if (panel == panels) break;
+      thread.release_stage(thread.stage.slot);
+      thread.stage.next();
+    }
+  }
+
+  /// Two steps at a time; of 8 rows that are left over the operands B of both come together.
+  __device__ __forceinline__ void mma_sync_panel(std::uint8_t const* x,
+                                                 left_fragment const (&now)[steps]) {
     int const lane = lane_number(), matrix = lane / 8, row = lane % 8;
 #pragma unroll
     for (int step = 0; step < steps; step += 2) {
 #pragma unroll
-      for (int first = 0; first < Most; first += 16) {
-        bool const both = first + 8 < Most;
+      for (int first = 0; first < MaxRows; first += 16) {
+        bool const both = first + 8 < MaxRows;
         std::uint32_t right[2][4];
 #pragma unroll
         for (int i = 0; i < (both ? 2 : 1); ++i) {
@@ -258,32 +229,54 @@ class mixed_accumulators {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           std::uint32_t const* const r = both ? right[i] : right[0] + i * 2;
-          multiply_eight(now[step + i], first, r);
-          if (both) multiply_eight(now[step + i], first + 8, r + 2);
+          mma_sync_8_rows(now[step + i], first, r);
+          if (both) mma_sync_8_rows(now[step + i], first + 8, r + 2);
         }
       }
     }
   }
-  __device__ __forceinline__ void multiply_eight(left_fragment const& left, int first,
-                                                 std::uint32_t const* right) {
-    float sums[4];
+  /// One step of a panel, by mma.sync also in WGMMA tiles: with WGMMA outside of its loop the
+  /// compiler would not let those in it run ahead.
+  __device__ __forceinline__ void mma_sync_step(std::uint8_t const* x, int step,
+                                                left_fragment const& now) {
+    int const matrix = lane_number() / 8, row = lane_number() % 8;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = sums_[first / 2 + i];
-    Tile::left::multiply(sums, left.pair, right[0], right[1]);
+    for (int half = 0; half < Tile::wgmmas; ++half) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums_[first / 2 + i] = sums[i];
+      for (int first = 0; first < MaxRows; first += 16) {
+        if (first >= rows_) break;
+        bool const both = first + 8 < rows_;
+        int const at = half * rows_ + first + (both ? matrix / 2 * 8 : 0) + row;
+        std::uint32_t right[4];
+        load_matrices(right,
+                      shared_address_of(x + at * 128 + ((step * 2 + matrix % 2) ^ row) * 16));
+        mma_sync_8_rows(now, half * MaxRows + first, right);
+        if (first + 8 < MaxRows && both) {
+          mma_sync_8_rows(now, half * MaxRows + first + 8, right + 2);
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void mma_sync_8_rows(left_fragment const& left, int first,
+                                                  std::uint32_t const* right) {
+    float acc[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[i] = acc_[first / 2 + i];
+    Tile::element::multiply(acc, left.pair, right[0], right[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc_[first / 2 + i] = acc[i];
   }
 
   __device__ void add_bias(mixed_consumer<Tile> const& thread);
   template <int First, int Count>
-  __device__ void lay_out(mixed_consumer<Tile> const& thread, std::uint8_t* to) const;
-  template <class Elements, int Count>
-  static __device__ void lay_out_pairs(float const* sums, std::uint8_t* to);
-  template <class Elements, int Count>
-  static __device__ void lay_out_matrices(float const* sums, std::uint8_t* to);
+  __device__ void stage_y(mixed_consumer<Tile> const& thread, std::uint8_t* to) const;
+  template <class Element, int Count>
+  static __device__ void stage_pairs(float const* acc, std::uint8_t* to);
+  template <class Element, int Count>
+  static __device__ void stage_matrices(float const* acc, std::uint8_t* to);
 
-  int width_;
-  float sums_[Tile::halves * Most / 2];
+  int rows_;  ///< of each MMA
+  float acc_[Tile::wgmmas * MaxRows / 2];
 };
 
 }  // namespace moe64::cuda

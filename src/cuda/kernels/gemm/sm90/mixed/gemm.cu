@@ -1,55 +1,52 @@
-#include "cuda/kernels/gemm/sm90/mixed/kernel.cuh"
+#include "cuda/kernels/gemm/sm90/mixed/tile.cuh"
 
 namespace moe64::cuda {
 namespace {
 
-template <class Left>
-kernel<sm90_mixed_parameters> kernel_of(tile_shape size, mixed_weights weights) {
-  bool const more = size == tile_shape::m160n128, many = more || size == tile_shape::m288n128;
-  switch (weights) {
-    case mixed_weights::eight_bits:
-      if (more) return w8_m160n128_kernel<Left>();
-      return many ? w8_m288n128_kernel<Left>() : w8_small_m_kernel<Left>(size);
-    case mixed_weights::eight_bits_transposed:
-      return many ? w8t_m288n128_kernel<Left>() : w8t_small_m_kernel<Left>(size);
-    default:
-      return many ? w4_m288n128_kernel<Left>() : w4_small_m_kernel<Left>(size);
-  }
+/// Shared memory: mixed_memory and what aligning it takes. Of the 228 KB of an SM the system keeps
+/// one for each CTA.
+template <class Tile>
+constexpr index_t shared_bytes = sizeof(mixed_memory<Tile>) + 1024;
+template <class Tile>
+constexpr bool fits = (shared_bytes<Tile> + 1024) * Tile::config.ctas_per_sm <= 228 * 1024;
+
+template <class Element, mixed_tile_config Config>
+mixed_kernel kernel_of() {
+  using tile = mixed_tile<Element, Config>;
+  static_assert(fits<tile>);
+  gemm_config const shape = {.rows = tile::rows,
+                             .outs = tile::outs,
+                             .most_rows = tile::rows,
+                             .cluster = tile::cluster,
+                             .threads = tile::threads,
+                             .shared_bytes = shared_bytes<tile>};
+  return {mixed_kernel_of<Element, Config>(), {shape, tile::stage_k, Config.ctas_per_sm}};
 }
 
-template <class Few, class Some, class Many, class More = Many>
-mixed_config shape_of(tile_shape size) {
-  switch (size) {
-    case tile_shape::m32n128:
-      return mixed_config_of<Few>;
-    case tile_shape::m64n128:
-      return mixed_config_of<Some>;
-    case tile_shape::m160n128:
-      return mixed_config_of<More>;
-    default:
-      return mixed_config_of<Many>;
-  }
+/// The one of these tiles that has this name; they are all for the same weights.
+template <mixed_tile_config... Configs>
+mixed_kernel find(tile_shape tile, dtype element) {
+  mixed_kernel found = {};
+  auto const look = [&]<mixed_tile_config Config>() {
+    if (Config.tile != tile) return;
+    found = element == dtype::bf16 ? kernel_of<bf16_register_operand, Config>()
+                                   : kernel_of<f16_register_operand, Config>();
+  };
+  (look.template operator()<Configs>(), ...);
+  return found;
 }
 
 }  // namespace
 
-mixed_config sm90_mixed_config(tile_shape size, mixed_weights weights) {
-  using left = bf16_register_operand;  // f16 has the same shapes
+mixed_kernel sm90_mixed_kernel(tile_shape tile, dtype element, mixed_weights weights) {
   switch (weights) {
-    case mixed_weights::eight_bits:
-      return shape_of<w8_m32n128<left>, w8_m64n128<left>, w8_m288n128<left>, w8_m160n128<left>>(
-          size);
-    case mixed_weights::eight_bits_transposed:
-      return shape_of<w8t_m32n128<left>, w8t_m64n128<left>, w8t_m288n128<left>>(size);
+    case mixed_weights::w8:
+      return find<w8_m32n128, w8_m64n128, w8_m160n128, w8_m288n128>(tile, element);
+    case mixed_weights::w8_transposed:
+      return find<w8t_m32n128, w8t_m64n128, w8t_m288n128>(tile, element);
     default:
-      return shape_of<w4_m32n128<left>, w4_m64n128<left>, w4_m288n128<left>>(size);
+      return find<w4_m32n128, w4_m64n128, w4_m288n128>(tile, element);
   }
-}
-
-kernel<sm90_mixed_parameters> sm90_mixed_kernel(tile_shape size, dtype numbers,
-                                                mixed_weights weights) {
-  return numbers == dtype::bf16 ? kernel_of<bf16_register_operand>(size, weights)
-                                : kernel_of<f16_register_operand>(size, weights);
 }
 
 }  // namespace moe64::cuda

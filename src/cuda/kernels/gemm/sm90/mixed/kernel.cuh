@@ -1,178 +1,143 @@
 #pragma once
 
-#include "cuda/kernels/gemm/sm90/mixed/scales.cuh"
-#include "cuda/kernels/gemm/sm90/mixed/store.cuh"
+#include "cuda/kernels/gemm/kernel_name.hpp"
+#include "cuda/kernels/gemm/sm90/mixed/epilogue.cuh"
+#include "cuda/kernels/gemm/sm90/mixed/low_rank_producer.cuh"
+#include "cuda/kernels/gemm/sm90/mixed/producer.cuh"
+#include "cuda/kernels/gemm/sm90/mixed/scale_producer.cuh"
+#include "cuda/kernels/gemm/sm90/static_scheduler.cuh"
+#include "cuda/kernels/gemm/sm90/warp_roles.cuh"
 
 #include <cutlass/arch/reg_reconfig.h>
 
 namespace moe64::cuda {
 
-/// Registers of a thread that feeds and of one of the two groups that decode: together no more than
-/// a block begins with, 168 for each of its 384 threads or, where two share a multiprocessor, 80.
+/// Registers of a producer thread and of a consumer thread: together no more than a CTA begins
+/// with, 168 for each of its 384 threads or, where two share an SM, 80.
 inline constexpr int mixed_producer_registers = 56;
-[[nodiscard]] constexpr int mixed_consumer_registers(int blocks_each) {
-  return blocks_each == 1 ? 224 : 88;
-}
-
-template <class Tile, int Most>
-__device__ __forceinline__ void multiply_sums(mixed_consumer<Tile>& thread, gemm_tile const& tile,
-                                              int panels, int width) {
-  mixed_accumulators<Tile, Most> sums(width);
-  if (thread.p.low_rank.rank > 0) sums.add_low_rank(thread, tile);
-  sums.add_all(thread, panels);
-  sums.store(thread, tile);
-}
-template <class Tile>
-__device__ __forceinline__ void decode_and_multiply(mixed_consumer<Tile>& thread,
-                                                    gemm_tile const& tile, int panels) {
-  constexpr int most = Tile::rows / Tile::halves;
-  int const width = width_of<Tile>(tile);
-  if constexpr (Tile::products == mixed_mma::of_groups) {
-    multiply_sums<Tile, most>(thread, tile, panels, width);
-  } else {
-    for_width<false, most>(
-        width, [&]<int Width>() { multiply_sums<Tile, Width>(thread, tile, panels, Width); });
-  }
+[[nodiscard]] constexpr int mixed_consumer_registers(int ctas_per_sm) {
+  return ctas_per_sm == 1 ? 224 : 88;
 }
 
 template <class Tile>
-__device__ void feed(sm90_mixed_parameters const& p, mixed_memory<Tile>& memory, int stages) {
+__device__ void run_mixed_producers(sm90_mixed_parameters const& p, mixed_memory<Tile>& memory,
+                                    int stages) {
   gemm_tile tile;
   tile_reader reader(memory.tile, memory.tiles);
-  if (warp_number() == 1) {
-    mixed_operand_producer<Tile> loader(p, memory);
+  if (warp_number() == tma_warp) {
+    mixed_operand_producer<Tile> producer(p, memory);
     while (reader.next(tile)) {
-      // Of an elected lane the compiler knows that it is alone: copies need no loop over lanes.
-      if (cute::elect_one_sync() != 0) loader.load(tile, stages);
+      // Of an elected lane the compiler knows that it is alone: TMA needs no loop over lanes.
+      if (cute::elect_one_sync() != 0) producer.load(tile, stages);
       __syncwarp();
     }
-  } else if (warp_number() < 2 + Tile::scale_warps) {
-    if constexpr (Tile::codes::bits == 4) {
-      group_scale_producer<Tile> loader(p, memory, warp_number() - 2);
-      while (reader.next(tile)) loader.load(tile);
+  } else if (warp_number() < first_scale_warp + Tile::scale_warps) {
+    if constexpr (Tile::w4) {
+      group_scale_producer<Tile> producer(p, memory, warp_number() - first_scale_warp);
+      while (reader.next(tile)) producer.load(tile);
     } else {
-      block_scale_producer<Tile> loader(p, memory);
-      while (reader.next(tile)) loader.load(tile);
+      block_scale_producer<Tile> producer(p, memory);
+      while (reader.next(tile)) producer.load(tile);
     }
   } else if constexpr (Tile::low_rank_ahead) {
-    low_rank_producer<Tile> loader(p, memory);
-    while (reader.next(tile)) loader.load(tile);
+    low_rank_producer<Tile> producer(p, memory);
+    while (reader.next(tile)) producer.load(tile);
   }
 }
 
+/// One tile with MMAs of up to MaxRows rows.
+template <class Tile, int MaxRows>
+__device__ __forceinline__ void consume_rows(mixed_consumer<Tile>& thread, gemm_tile const& tile,
+                                             int panels, int rows) {
+  mixed_accumulators<Tile, MaxRows> accumulators(rows);
+  if (thread.p.low_rank.rank > 0) accumulators.begin_with_low_rank(thread, tile);
+  accumulators.multiply(thread, panels);
+  accumulators.store(thread, tile);
+}
 template <class Tile>
-__global__ void __launch_bounds__(Tile::threads, Tile::blocks_each)
+__device__ __forceinline__ void consume_tile(mixed_consumer<Tile>& thread, gemm_tile const& tile,
+                                             int panels) {
+  constexpr int max_rows = Tile::rows / Tile::wgmmas;
+  int const rows = mma_rows<Tile>(tile);
+  if constexpr (Tile::wgmma) {
+    consume_rows<Tile, max_rows>(thread, tile, panels, rows);
+  } else {
+    dispatch_rows<false, max_rows>(
+        rows, [&]<int Rows>() { consume_rows<Tile, Rows>(thread, tile, panels, Rows); });
+  }
+}
+
+/// Computes: y = x W^T for all experts, plus scaling * u V^T, plus bias: x bf16 or f16, W in 8 or 4
+///   bits, dequantised to the type of x; weights are operand A.
+/// Grid: persistent, CTAs or 2-CTA clusters, as many as fit the SMs; round-robin over the tiles of
+///   all experts.
+/// Warp roles: 0 scheduler; 1 TMA loads of weights, x and u; 2 scales (W4A16: 2 and 3); 3 in WGMMA
+///   tiles of W8A16 the low-rank factor; two consumer warpgroups, 64 outputs each: dequantisation,
+///   MMA, epilogue.
+/// Shared memory: mixed_memory: rings of stages (weights, x), of chunks of scales, of the low-rank
+///   factor and of tiles; buffers of y.
+/// Limits: rows, outputs, k, experts and places are ints (takes_call()); the rank is at most 4096;
+///   k is a multiple of 16, but of transposed weights.
+template <class Tile>
+__global__ void __launch_bounds__(Tile::threads, Tile::config.ctas_per_sm)
     __cluster_dims__(Tile::cluster, 1, 1)
         sm90_mixed_gemm(__grid_constant__ sm90_mixed_parameters const p) {
   extern __shared__ std::uint8_t shared[];
   auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
   auto& memory = *reinterpret_cast<mixed_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
   if (threadIdx.x == 0) {
-    constexpr int multiplying_warps = 4 * Tile::groups;
-    memory.stages.make(1, multiplying_warps * Tile::cluster);
-    memory.scales.make(32 * Tile::scale_warps, multiplying_warps);
-    memory.low_ranks.make(32, 32 * multiplying_warps);
-    make_barrier(memory.last_multiplied, multiplying_warps);
-    memory.tiles.make(1,
-                      multiplying_warps + 1 + Tile::scale_warps + (Tile::low_rank_ahead ? 1 : 0));
+    constexpr int consumer_warps = 4 * Tile::consumer_warpgroups;
+    memory.stages.make(1, consumer_warps * Tile::cluster);
+    memory.scales.make(32 * Tile::scale_warps, consumer_warps);
+    memory.low_ranks.make(32, 32 * consumer_warps);
+    make_barrier(memory.last_multiplied, consumer_warps);
+    memory.tiles.make(1, consumer_warps + 1 + Tile::scale_warps + (Tile::low_rank_ahead ? 1 : 0));
     cutlass::arch::fence_barrier_init();
   }
   index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs * Tile::cluster});
   tile_cut const cut = {p.expert_begin, p.y.extent[0], Tile::rows, p.n_parts * tiles_each,
-                        8 * Tile::halves};
+                        8 * Tile::wgmmas};
   expert_tiles const tiles(cut, memory.tile_sums);
   if constexpr (Tile::cluster > 1) cute::cluster_sync();
-  // Whole 128s, so that there is an even number of panels: behind the end of k are zeros.
+  // Whole 128s, so that there is an even number of panels: past the end of k are zeros.
   int const blocks = static_cast<int>(ceil_div(p.k_part, index_t{128}));  // narrow-ok: an int
   int const stages = blocks * (128 / Tile::stage_k);
-  if (warp_number() < 4) {
+  if (warp_number() < producer_warps) {
     cutlass::arch::warpgroup_reg_dealloc<mixed_producer_registers>();
-    if (warp_number() == 0) {
+    if (warp_number() == scheduler_warp) {
       int const rank = Tile::cluster == 1 ? 0 : rank_in_cluster();
       publish_tiles(tiles, {tiles_each, Tile::outs, Tile::rows, Tile::cluster, rank}, memory);
     } else {
-      feed(p, memory, stages);
+      run_mixed_producers(p, memory, stages);
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<mixed_consumer_registers(Tile::blocks_each)>();
+    cutlass::arch::warpgroup_reg_alloc<mixed_consumer_registers(Tile::config.ctas_per_sm)>();
     tile_reader reader(memory.tile, memory.tiles);
     mixed_consumer<Tile> thread(p, memory);
     for (;;) {
       gemm_tile const& tile = reader.await();
       if (tile.expert < 0) break;
       thread.load_bias(tile);
-      decode_and_multiply(thread, tile, p.k_parts * stages * Tile::panels);
+      consume_tile(thread, tile, p.k_parts * stages * Tile::panels);
       reader.done();
     }
-    // What the copy engine still reads must not go away.
+    // Shared memory must outlive the TMA stores that read it ...
     cute::tma_store_wait<0>();
   }
-  // A block's memory must outlive what its pair writes there.
+  // ... and what the other CTA of the cluster multicasts into it.
   if constexpr (Tile::cluster > 1) cute::cluster_sync();
 }
 
-/// Shared memory: beside the memory itself what aligning it takes.
-template <class Tile>
-constexpr index_t mixed_shared_bytes = sizeof(mixed_memory<Tile>) + 1024;
-template <class Tile>
-constexpr mixed_config mixed_config_of = {
-    {Tile::rows, Tile::outs, Tile::rows, Tile::cluster, Tile::threads, mixed_shared_bytes<Tile>},
-    Tile::stage_k,
-    Tile::blocks_each};
-/// Of the 228 KB of a multiprocessor the system keeps one for each block.
-template <class Tile>
-constexpr bool fits = (mixed_shared_bytes<Tile> + 1024) * Tile::blocks_each <= 228 * 1024;
+template <class Element, mixed_tile_config Config>
+inline constexpr kernel_name mixed_kernel_name = {Config.weights == mixed_weights::w4 ? "sm90_w4a16"
+                                                  : Config.weights == mixed_weights::w8_transposed
+                                                      ? "sm90_w8a16_transposed"
+                                                      : "sm90_w8a16",
+                                                  Element::name, name(Config.tile)};
 
-template <class Left, class Codes, int Stages>
-using mixed_m32n128 = mixed_tile<Left, Codes, 32, 1, 128, Stages, false, mixed_mma::of_warps>;
-template <class Left, class Codes, int Stages>
-using mixed_m64n128 = mixed_tile<Left, Codes, 64, 1, 128, Stages, false, mixed_mma::of_warps>;
-template <class Left, class Codes>
-using mixed_m288n128 = mixed_tile<Left, Codes, 288, 2, 64, 4, true, mixed_mma::of_groups>;
-
-template <class Left>
-using w8_m32n128 = mixed_m32n128<Left, eight_bit_codes, 4>;
-template <class Left>
-using w8_m64n128 = mixed_m64n128<Left, eight_bit_codes, 3>;
-/// Fewer rows than the large tile, and more stages: here weights are waited for.
-template <class Left>
-using w8_m160n128 = mixed_tile<Left, eight_bit_codes, 160, 2, 64, 6, true, mixed_mma::of_groups>;
-template <class Left>
-using w8_m288n128 = mixed_m288n128<Left, eight_bit_codes>;
-template <class Left>
-using w8t_m32n128 = transposed_tile<w8_m32n128<Left>>;
-template <class Left>
-using w8t_m64n128 = transposed_tile<w8_m64n128<Left>>;
-template <class Left>
-using w8t_m288n128 = transposed_tile<w8_m288n128<Left>>;
-template <class Left>
-using w4_m32n128 = mixed_m32n128<Left, four_bit_codes, 5>;
-template <class Left>
-using w4_m64n128 = mixed_m64n128<Left, four_bit_codes, 3>;
-template <class Left>
-using w4_m288n128 = mixed_m288n128<Left, four_bit_codes>;
-
-static_assert(fits<w8_m160n128<bf16_register_operand>> &&
-              fits<w8t_m32n128<bf16_register_operand>> &&
-              fits<w8t_m64n128<bf16_register_operand>> &&
-              fits<w8t_m288n128<bf16_register_operand>> &&
-              fits<w4_m32n128<bf16_register_operand>> && fits<w4_m64n128<bf16_register_operand>> &&
-              fits<w4_m288n128<bf16_register_operand>>);
-
-/// Instantiated in files for each kind of numbers and weights.
-template <class Left>
-kernel<sm90_mixed_parameters> w8_small_m_kernel(tile_shape size);
-template <class Left>
-kernel<sm90_mixed_parameters> w8_m160n128_kernel();
-template <class Left>
-kernel<sm90_mixed_parameters> w8_m288n128_kernel();
-template <class Left>
-kernel<sm90_mixed_parameters> w8t_small_m_kernel(tile_shape size);
-template <class Left>
-kernel<sm90_mixed_parameters> w8t_m288n128_kernel();
-template <class Left>
-kernel<sm90_mixed_parameters> w4_small_m_kernel(tile_shape size);
-template <class Left>
-kernel<sm90_mixed_parameters> w4_m288n128_kernel();
+template <class Element, mixed_tile_config Config>
+kernel<sm90_mixed_parameters> mixed_kernel_of() {
+  return {mixed_kernel_name<Element, Config>.text, sm90_mixed_gemm<mixed_tile<Element, Config>>};
+}
 
 }  // namespace moe64::cuda

@@ -1,71 +1,52 @@
 #pragma once
 
-#include "cuda/kernels/gemm/sm90/swap_ab/accumulators.cuh"
+#include "cuda/kernels/gemm/sm90/static_scheduler.cuh"
+#include "cuda/kernels/gemm/sm90/swap_ab/epilogue.cuh"
+#include "cuda/kernels/gemm/sm90/swap_ab/producer.cuh"
+#include "cuda/kernels/gemm/sm90/swap_ab/scale_producer.cuh"
 
 #include <cutlass/arch/reg_reconfig.h>
 
 namespace moe64::cuda {
 
-/// Registers of a thread that feeds and of one that multiplies: together no more than the 168 of
-/// each that a block of 384 threads begins with.
-inline constexpr int producer_registers = 40, consumer_registers = 232;
-static_assert(producer_registers + 2 * consumer_registers <= 3 * 168);
-
-/// A tile by the code for its number of eights.
-template <class Tile, int Rows = 8>
-__device__ __forceinline__ void multiply_tile(sm90_gemm_parameters const& p,
-                                              swap_ab_memory<Tile>& memory, gemm_tile const& tile,
-                                              int k_blocks, ring_place<Tile::stages>& at) {
-  if constexpr (Rows < Tile::rows) {
-    if (tile.rows > Rows) return multiply_tile<Tile, Rows + 8>(p, memory, tile, k_blocks, at);
-  }
-  swap_ab_accumulators<Tile, Rows> sums(p, memory, warp_number() / 4 - 1);
-#pragma unroll 1
-  for (int k = 0; k < k_blocks; ++k, at.next()) sums.add(at);
-  sums.end();
-  sums.store(tile);
-}
-inline constexpr int loading_warp = 1;
-
-/// Warps 1 to 3 of those that feed; warp 0 publishes tiles.
-template <class Tile>
-__device__ void feed(sm90_gemm_parameters const& p, swap_ab_memory<Tile>& memory, int k_blocks) {
-  gemm_tile tile;
-  tile_reader reader(memory.tile, memory.tiles);
-  if (warp_number() == loading_warp) {
-    swap_ab_operand_producer<Tile> loader(p, memory);
-    if (!reader.next(tile)) return;
-    if (lane_number() == 0) loader.load_first(tile, k_blocks);
-    __syncwarp();
-    while (reader.next(tile)) {
-      if (lane_number() == 0) loader.load(tile, k_blocks);
-      __syncwarp();
-    }
-  } else if constexpr (Tile::elements::scaled) {
-    swap_ab_scale_producer<Tile> maker(p, memory, thread_number() - 64);
-    while (reader.next(tile)) maker.make(tile, k_blocks);
-  }
-}
-
-/// By one thread: the first copies would wait for them.
-__device__ inline void prefetch_maps(sm90_gemm_parameters const& p) {
-  auto const prefetch = [](tensor_map const& map) {
-    cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&map));
-  };
-  prefetch(p.weights[0]);
-  if (p.parts > 1) prefetch(p.weights[1]);
-  prefetch(p.x[0]);
-}
-
 /// By one thread.
 template <class Tile>
 __device__ void make_barriers(swap_ab_memory<Tile>& memory) {
-  constexpr int multiplying_warps = 8, factor_warps = Tile::elements::scaled ? 2 : 0;
-  memory.stages.make(1 + factor_warps, multiplying_warps);
-  memory.tiles.make(1, multiplying_warps + factor_warps + 1);
+  constexpr int scaling_warps = Tile::elements::scaled ? scale_warps : 0;
+  memory.stages.make(1 + scaling_warps, Tile::consumer_warps);
+  memory.tiles.make(1, Tile::consumer_warps + scaling_warps + 1);
   cutlass::arch::fence_barrier_init();
 }
 
+/// By the warps of the producer warpgroup behind the scheduler.
+template <class Tile>
+__device__ void produce(sm90_gemm_parameters const& p, swap_ab_memory<Tile>& memory, int k_stages) {
+  gemm_tile tile;
+  tile_reader reader(memory.tile, memory.tiles);
+  if (warp_number() == tma_warp) {
+    swap_ab_producer<Tile> producer(p, memory);
+    if (!reader.next(tile)) return;
+    if (lane_number() == 0) producer.load_first(tile, k_stages);
+    __syncwarp();
+    while (reader.next(tile)) {
+      if (lane_number() == 0) producer.load(tile, k_stages);
+      __syncwarp();
+    }
+  } else if constexpr (Tile::elements::scaled) {
+    swap_ab_scale_producer<Tile> producer(p, memory, thread_number() - first_scale_warp * 32);
+    while (reader.next(tile)) producer.produce(tile, k_stages);
+  }
+}
+
+/// Computes: y = x W^T for all experts, few rows each: weights are operand A (swapAB).
+/// Grid: persistent, at most a CTA per SM; round-robin over the tiles of all experts. PDL: with
+///   operands_ready it loads the weights of its first tile before the kernel before it has ended.
+/// Warp roles: 0 scheduler; 1 TMA loads of weights and x; 2 and 3 scale products (W8A8); two
+///   consumer warpgroups, 64 outputs each: WGMMA, promotion, epilogue.
+/// Shared memory: swap_ab_memory: a ring of stages (weights, x, scale products), a ring of tiles,
+///   two buffers of y for each warpgroup, row scales and bias.
+/// Limits: rows, outputs, k and experts are ints; weights and x as sm90::takes_w8a8 and takes_bf16
+///   say.
 template <class Tile>
 __global__ void __launch_bounds__(Tile::threads, 1)
     sm90_swap_ab_gemm(__grid_constant__ sm90_gemm_parameters const p) {
@@ -83,33 +64,32 @@ __global__ void __launch_bounds__(Tile::threads, 1)
                         .granule = 8};
   expert_tiles const tiles(cut, memory.tile_sums);
   constexpr index_t stage_k = Tile::elements::stage_k;
-  int const k_blocks = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
-  // Finding the first tile and loading its weights comes before.
-  if (warp_number() > loading_warp) pdl_wait();
-  if (warp_number() < 4) {
-    cutlass::arch::warpgroup_reg_dealloc<producer_registers>();
-    if (warp_number() == 0) {
+  int const k_stages = static_cast<int>(ceil_div(p.k, stage_k));  // narrow-ok: host looked
+  // The scheduler and the TMA warp go ahead: the first tile, and its weights.
+  if (warp_number() > tma_warp) pdl_wait();
+  if (warp_number() < producer_warps) {
+    cutlass::arch::warpgroup_reg_dealloc<Tile::config.producer_registers>();
+    if (warp_number() == scheduler_warp) {
       publish_tiles(tiles, {tiles_each, Tile::outs, Tile::rows, 1, 0}, memory);
     } else {
-      feed(p, memory, k_blocks);
+      produce(p, memory, k_stages);
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<consumer_registers>();
-    int const group = warp_number() / 4 - 1;
+    cutlass::arch::warpgroup_reg_alloc<Tile::config.consumer_registers>();
+    int const warpgroup = warp_number() / 4 - 1;
     tile_reader reader(memory.tile, memory.tiles);
     ring_place<Tile::stages> at;
     gemm_tile tile;
     while (reader.next(tile)) {
-      load_output_terms(p, tile, group * 64, memory.terms[group]);
-      multiply_tile(p, memory, tile, k_blocks, at);
+      load_output_terms(p, tile, warpgroup * 64, memory.terms[warpgroup]);
+      compute_tile(p, memory, tile, k_stages, at);
     }
   }
 }
 
-template <class Elements, tile_shape Tile>
+template <class Tile>
 kernel<sm90_gemm_parameters> swap_ab_kernel() {
-  return {sm90_kernel_name<Elements, Tile>.text, sm90_swap_ab_gemm<swap_ab_tile_of<Elements, Tile>>,
-          true};
+  return {sm90_kernel_name<Tile>.text, sm90_swap_ab_gemm<Tile>, true};
 }
 
 }  // namespace moe64::cuda
