@@ -138,8 +138,11 @@ def _computes(kind: type, where: str, name: str, alpha: float, limit: float) -> 
 
 
 def function_of(act_fn: object) -> "str | None":
-    """silu, gelu, gelu_tanh or relu2, if it is known to be exactly that."""
+    """silu, gelu, gelu_tanh or relu2, if it is known to be exactly that and nobody listens to its calls."""
     kind = type(act_fn)
+    if isinstance(act_fn, nn.Module) and ("forward" in act_fn.__dict__ or act_fn._forward_hooks or act_fn._forward_pre_hooks
+                                          or act_fn._backward_hooks or act_fn._backward_pre_hooks):
+        return None
     if kind in (nn.SiLU, type(ACT2FN["silu"])) or act_fn is nn.functional.silu:
         return "silu"
     if kind is GELUActivation or (kind is nn.GELU and act_fn.approximate == "none"):  # type: ignore[attr-defined]

@@ -220,6 +220,31 @@ def test_a_gate_of_an_instance_is_its_own():
     assert moe64.transformers.activation_of(module) is None
 
 
+def hooked(act_fn):
+    act_fn.register_forward_hook(lambda _module, _inputs, output: output * 2)
+
+
+def replaced(act_fn):
+    act_fn.forward = torch.tanh
+
+
+@pytest.mark.parametrize("change", [hooked, replaced])
+def test_a_function_that_somebody_has_changed_is_called(change):
+    """By hooks on the module, or by another forward, also after the first call."""
+    module = class_of("mixtral.MixtralExperts")(settings(_experts_implementation="moe64"))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.4)
+    x, ids, weights = torch.randn(9, 32), torch.randint(0, 4, (9, 3)), torch.rand(9, 3)
+    module.act_fn = nn.SiLU()
+    before = module(x, ids, weights)
+    change(module.act_fn)
+    after = module(x, ids, weights)
+    module.config._experts_implementation = "eager"
+    near(after, module(x, ids, weights), 1e-4, change.__name__)
+    assert (after - before).abs().max() > 1e-2
+
+
 def test_an_alpha_without_a_limit_is_named():
     module, _ = fp8_experts(swiglu_alpha=1.702)
     if not hasattr(module, "swiglu_alpha"):

@@ -29,8 +29,8 @@ struct convert_environment {
                                             std::string const& out, convert_options const& options,
                                             stream where, convert_environment const& environment);
 
-/// Whether a file of this name says how the tensors beside it are read: a conversion writes its own,
-/// and what others say is not true of its result.
+/// Whether a file of this name says how the tensors beside it are read: a conversion writes its
+/// own, and what others say is not true of its result.
 [[nodiscard]] bool describes_tensors(std::string_view name) noexcept;
 
 /// Files of the source folder that belong to no tensor: tokenizer, templates, licences. Weights in
