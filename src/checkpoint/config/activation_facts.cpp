@@ -22,6 +22,14 @@ bool is_silent(json_value const& value) {
                      [](json_value const& item) { return item.is(json_kind::null); });
 }
 
+/// Swish is the other name of SiLU, and SwiGLU what it is with a gate.
+bool same_function(std::string_view left, std::string_view right) {
+  auto const is_silu = [](std::string_view word) {
+    return word == "silu" || word == "swish" || word == "swiglu";
+  };
+  return left == right || (is_silu(left) && is_silu(right));
+}
+
 std::string shown(json_value const& value) {
   if (value.is(json_kind::text)) return quoted(value.text(), 60);
   if (value.is(json_kind::boolean)) return value.boolean() ? "true" : "false";
@@ -59,7 +67,9 @@ class activation_reader {
     }
     result_.function = for_experts_ ? std::move(for_experts_) : std::move(for_all_);
     for (json_value const* const other : functions_inside_) {
-      if (!result_.function || other->text() != result_.function->value) unknown(*other);
+      if (!result_.function || !same_function(other->text(), result_.function->value)) {
+        unknown(*other);
+      }
     }
     return std::move(result_);
   }
@@ -94,9 +104,12 @@ class activation_reader {
       return;
     }
     if (is_silent(member)) return;
+    bool const function = may_hold_experts(key) && holds_function(member);
     if (looks_like_activation(key, of_experts) ||
-        (may_hold_experts(key) && holds_function(member))) {
+        (function && (of_experts || !member.is(json_kind::text)))) {
       unknown(member);
+    } else if (function) {
+      functions_inside_.push_back(&member);
     } else if (of_experts || names_experts(key)) {
       read_inside(member);
     } else if (may_hold_experts(key)) {
@@ -195,7 +208,7 @@ class activation_reader {
 
   model_config const& model_;
   std::vector<json_value const*> objects_;
-  std::vector<json_value const*> functions_inside_;  ///< named in objects that are not read
+  std::vector<json_value const*> functions_inside_;  ///< named where nothing is read
   bool names_functions_ = true;
   fact<std::string> for_experts_;
   fact<std::string> for_all_;

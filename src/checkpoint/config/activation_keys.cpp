@@ -23,6 +23,7 @@ constexpr activation_key keys[] = {
 
     {"swiglu_limits_shared", elsewhere, "", "Step3p7MLP: of the shared expert"},
     {"share_expert_swiglu_limit_list", elsewhere, "", "SGLang bailing_moe: of the shared expert"},
+    {"output_gate_type", elsewhere, "", "Qwen3.5, Qwen3.8: of the gate behind the attention"},
     {"mamba_hidden_act", elsewhere, "", "NemotronHMamba2Mixer: of the convolution"},
     {"linear_silu", elsewhere, "", "Ling-3: of its linear attention"},
     {"projector_hidden_act", elsewhere, "", "multi-modal projectors: between the towers"},

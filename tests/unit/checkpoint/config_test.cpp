@@ -350,6 +350,8 @@ TEST(layer_activation, a_function_under_any_name_is_not_passed_over) {
     EXPECT_THAT(refusal(std::string(place)), HasSubstr("hidden_act is 'gelu'")) << place;
   }
   EXPECT_EQ(refusal(R"("decoder_config": {"hidden_act": "silu"})"), "");
+  EXPECT_EQ(refusal(R"("mlp_type": "swiglu", "output_gate_type": "swish")"), "");
+  EXPECT_EQ(refusal(R"("output_gate_type": "gelu")"), "");  // of the attention
   EXPECT_EQ(refusal(R"("moe_router_type": "relu", "scoring_func": "sigmoid")"), "");
   // beside a language part these are the functions of other towers
   EXPECT_EQ(refusal(R"("text_config": {"hidden_act": "silu"}, "encoder": {"hidden_act": "gelu"})"),
