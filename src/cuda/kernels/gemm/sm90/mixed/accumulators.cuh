@@ -210,7 +210,7 @@ class mixed_accumulators {
     }
   }
 
-  /// Two steps at a time; of 8 rows that are left over the operands B of both come together.
+  /// Two steps at a time; of the last 8 rows of an odd count the operands B of both come together.
   __device__ __forceinline__ void mma_sync_panel(std::uint8_t const* x,
                                                  left_fragment const (&now)[steps]) {
     int const lane = lane_number(), matrix = lane / 8, row = lane % 8;
