@@ -64,10 +64,10 @@ def routing_points():
 def product_points():
     shape = "tokens=8192 hidden=7168 inter=2048 experts=256 top_k=8"
     yield Point("grouped_gemm", "DeepSeek-V3 gate_up T=8192, bf16, portable",
-                f"op=grouped_gemm {shape} weight=bf16 impl=mma", "tflops", 200.0)
+                f"op=grouped_gemm {shape} weight=bf16 impl=sm80_mma", "tflops", 200.0)
     small = "tokens=8192 hidden=2048 inter=1536 experts=64 top_k=4"
     yield Point("grouped_gemm", "GLM-4.7-Flash gate_up T=8192, e4m3 by bf16, portable",
-                f"op=grouped_gemm {small} mode=w8a16 impl=mma", "tflops")
+                f"op=grouped_gemm {small} mode=w8a16 impl=sm80_mma", "tflops")
     yield Point("grouped_gemm", "GLM-4.7-Flash gate_up transposed T=8192, bf16",
                 f"op=grouped_gemm {small} weight=bf16 backward=1", "tflops")
     yield Point("grouped_gemm_wgrad", "GLM-4.7-Flash gate_up T=8192, bf16",
@@ -171,7 +171,7 @@ def four_bit_points():
     for name, model in (("gpt-oss-20b", gptoss), ("GLM-4.7-Flash", MODELS["GLM-4.7-Flash"])):
         for weight in ("mxfp4", "nvfp4", "int4"):
             for group, tokens, figure in (("prefill w4a16", 8192, "tflops"), ("decode w4a16", 64, "weights")):
-                for impl in ("", " impl=mma"):
+                for impl in ("", " impl=sm80_mma"):
                     yield Point(group, f"{name} {weight} gate_up T={tokens}" + (", portable" if impl else ""),
                                 f"{model.product('gate_up', tokens)} weight={weight}{impl}", figure)
 
