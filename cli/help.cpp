@@ -81,7 +81,8 @@ Reads every tensor of a checkpoint once and reports what is wrong: whatever
 `inspect` finds, and NaN codes, scales that are not finite, negative, zero over
 other codes or no power of two where that is declared, scales that look inverted,
 NaN and infinity in plain tensors; with statistics of every expert. With errors
-among the findings the exit code is 1. docs/checkpoints.md lists the rules.
+among the findings the exit code is 1. docs/checkpoints-check.md lists the
+rules.
 
 Examples:
   moe64 check ~/models/GLM-4.7-Flash-FP8
