@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import headers
-from mkdocs.structure.files import File
+from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = {"README.md": "index.md"}
@@ -63,7 +63,7 @@ def on_files(files, config):
             if name.endswith(PICTURES):
                 files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
             else:
-                files.append(File.generated(config, page, content=content(name)))
+                files.append(File.generated(config, page, content=content(name), inclusion=InclusionLevel.NOT_IN_NAV))
         if name.endswith(".md"):
             for target in targets(name):
                 if target not in seen:

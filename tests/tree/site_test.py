@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The pages that the site makes of public headers leave nothing out; docstrings become lists and code."""
+"""The pages that the site makes of public headers leave nothing out; docstrings become lists and code; no page is left
+out of its nav."""
 
 import pathlib
 import re
@@ -46,6 +47,16 @@ class Docstrings(unittest.TestCase):
     def test_prose_stays(self):
         self.assertEqual(markdown("One line.\n\nAnother: with a colon,\nand a list\n"), "One line.\n\nAnother: with a colon,\n"
                          "and a list\n")
+
+
+class Nav(unittest.TestCase):
+    def test_every_page_is_in_the_nav_and_linked_from_the_readme(self):
+        nav, readme = ((ROOT / name).read_text() for name in ("mkdocs.yml", "README.md"))
+        pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+        self.assertGreater(len(pages), 15)
+        self.assertEqual({page for page in pages if f": {page}\n" not in nav}, set())
+        of_the_site_alone = {"reference-python.md"}
+        self.assertEqual({page for page in pages if f"](docs/{page}" not in readme}, of_the_site_alone)
 
 
 if __name__ == "__main__":
