@@ -28,7 +28,7 @@ def page(name, text):
         if doc:
             parts.append(prose(doc) + "\n")
         if code:
-            parts.append("```cpp\n" + "\n".join(shown(line) for line in code) + "\n```\n")
+            parts.append("```cpp\n" + "\n".join(shown(code)) + "\n```\n")
     return "\n".join(parts)
 
 
@@ -39,8 +39,18 @@ def names(code):
     return list(dict.fromkeys(name for _, name in found if name not in ("MOE64_API", "static_assert", "defined")))
 
 
-def shown(line):
-    return line.replace("[[nodiscard]] ", "").replace("MOE64_API ", "")
+def shown(code):
+    """Lines without what only compilers read; arguments that go on in further lines stay below the first."""
+    found, open_brackets, removed = [], 0, 0
+    for line in code:
+        text = line.replace("[[nodiscard]] ", "").replace("MOE64_API ", "")
+        if open_brackets > 0:
+            text = text[min(removed, len(text) - len(text.lstrip())):]
+        else:
+            removed = len(line) - len(text)
+        open_brackets += line.count("(") - line.count(")")
+        found.append(text)
+    return found
 
 
 def groups(text):

@@ -32,6 +32,10 @@ class Headers(unittest.TestCase):
         self.assertIn("### `view`, `move`\n\nWhat \\*it\\* is.\n\n```cpp\nstruct view {", page)
         self.assertIn("## more\n\n### `index`", page)
 
+    def test_arguments_stay_below_the_first(self):
+        self.assertEqual(headers.shown(["[[nodiscard]] MOE64_API int sum(int a,", " " * 32 + "int b);", "MOE64_API void f();"]),
+                         ["int sum(int a,", "        int b);", "void f();"])
+
     def test_lists_and_formulas_stay_apart(self):
         self.assertEqual(headers.prose(["/// Rules:", "///  - one", "///    of two", "///  - three"]),
                          "Rules:\n\n- one of two\n- three")
