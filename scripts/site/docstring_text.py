@@ -12,6 +12,10 @@ def markdown(text):
         line = lines[i]
         if re.match(r" {4}\S", line):
             i = code(lines, i, found)
+        elif line.startswith(">>> "):  # a doctest at the margin, up to the next empty line
+            end = lines.index("", i) if "" in lines[i:] else len(lines)
+            found += ["```pycon", *lines[i:end], "```"]
+            i = end
         elif ARGUMENT.fullmatch(line) and not re.search(r"[.:;] {2}", line):
             i = arguments(lines, i, found)
         else:

@@ -48,6 +48,9 @@ class Docstrings(unittest.TestCase):
                          "What it does.\n\n* `x`: [tokens, hidden]\n* `a, b`: two, which go on\n\nThe rest.\n\n"
                          "```pycon\n>>> f(1)\n2\n```")
 
+    def test_examples_at_the_margin(self):
+        self.assertEqual(markdown("What.\n\n>>> f(1)\n2\n\nMore."), "What.\n\n```pycon\n>>> f(1)\n2\n```\n\nMore.")
+
     def test_prose_stays(self):
         self.assertEqual(markdown("One line.\n\nAnother: with a colon,\nand a list\n"), "One line.\n\nAnother: with a colon,\n"
                          "and a list\n")
