@@ -155,9 +155,9 @@ layer_case other(layer_case c) {
   return c;
 }
 
-class early : public testing::TestWithParam<index_t> {};
+class pdl_sequence : public testing::TestWithParam<index_t> {};
 
-TEST_P(early, calls_in_a_row_in_the_same_memory) {
+TEST_P(pdl_sequence, calls_in_a_row_in_the_same_memory) {
   stream const where = target().where;
   for (granularity const& scale : {granularity::block(128, 128), granularity::row()}) {
     layer_case const c = case_of(GetParam(), scale);
@@ -192,7 +192,7 @@ TEST_P(early, calls_in_a_row_in_the_same_memory) {
 }
 
 /// expert_begin is what the call before has written: operands_ready would be a lie.
-TEST_P(early, products_behind_the_plan_that_they_follow) {
+TEST_P(pdl_sequence, products_behind_the_plan_that_they_follow) {
   stream const where = target().where;
   layer_case const c = case_of(GetParam(), granularity::block(128, 128));
   there const a(c, where), b(other(c), where);
@@ -234,7 +234,7 @@ TEST_P(early, products_behind_the_plan_that_they_follow) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(tokens, early, testing::Values(1, 2, 5, 16, 64, 200, 700, 3000),
+INSTANTIATE_TEST_SUITE_P(tokens, pdl_sequence, testing::Values(1, 2, 5, 16, 64, 200, 700, 3000),
                          [](auto const& given) { return std::to_string(given.param); });
 
 }  // namespace
