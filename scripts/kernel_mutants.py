@@ -47,7 +47,7 @@ FAST = [
            "constexpr float unmade = std::numeric_limits<float>::quiet_NaN();", "constexpr float unmade = 0.0F;",
            "unit", "regression.*", "avx512_bf16"),
     Mutant("sums_of_the_tile_before", "src/cpu/gemm/bf16/outer_gemm.cpp",
-           "  std::memset(sums, 0, static_cast<std::size_t>(at.rows) * sizeof(sums[0]));", "",
+           "  std::memset(acc, 0, static_cast<std::size_t>(at.rows) * sizeof(acc[0]));", "",
            "unit", GEMMS, "avx512_bf16"),
     Mutant("integer_sums_without_their_offset", "src/cpu/gemm/vnni/grouped_gemm_vnni.cpp",
            "        sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128), _mm512_load_si512(codes + k));",

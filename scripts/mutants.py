@@ -282,7 +282,7 @@ LAYER = [
     Mutant("ranges_not_checked", RANGES, "  if (!legal) {", "  if (false) {",
            "unit", "grouped_gemm.ranges*"),
     Mutant("bias_dropped", EPILOGUE,
-           "    for (index_t r = 0; r < at.rows; ++r) sums[r * stride + n] += bias;", "    static_cast<void>(bias);",
+           "    for (index_t r = 0; r < at.rows; ++r) acc[r * stride + n] += bias;", "    static_cast<void>(bias);",
            "unit", "*grouped_gemm*"),
     Mutant("bias_of_gate_for_up", EPILOGUE,
            "load_number(args.bias[part], at.expert, place.row)", "load_number(args.bias[0], at.expert, place.row)",

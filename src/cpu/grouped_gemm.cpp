@@ -51,7 +51,7 @@ using results = float[row_tile][out_tile];
 void multiply(product const& p, tile_place const& at, results& out) {
   alignas(64) x_tile x;
   alignas(64) weight_tile weights = {};
-  alignas(64) dot_tile sums = {};
+  alignas(64) dot_tile acc = {};
   for (index_t begin = 0; begin < p.depth(); begin += depth_tile) {
     index_t const depth = std::min(depth_tile, p.depth() - begin);
     load_weights(p, at, begin, depth, weights);
@@ -60,10 +60,10 @@ void multiply(product const& p, tile_place const& at, results& out) {
       load_row(row_of(p.x.values(), 0, at.row_begin + r), begin, depth, run);
       pad_to_lanes(run, depth);
     }
-    accumulate(sums, x, weights, at.rows, ceil_div(depth, lane_count));
+    accumulate(acc, x, weights, at.rows, ceil_div(depth, lane_count));
   }
   for (index_t r = 0; r < at.rows; ++r) {
-    for (index_t n = 0; n < at.outs; ++n) out[r][n] = fold(sums.sums[r][n]);
+    for (index_t n = 0; n < at.outs; ++n) out[r][n] = fold(acc.lanes[r][n]);
   }
 }
 
@@ -96,12 +96,12 @@ void multiply_codes(product const& p, tile_place const& at, results& out) {
       load_row(row_of(p.x.values(), 0, at.row_begin + r), begin, end - begin, run);
       pad_to_lanes(run, end - begin);
     }
-    alignas(64) dot_tile sums = {};
-    accumulate(sums, x, weights, at.rows, ceil_div(end - begin, lane_count));
+    alignas(64) dot_tile acc = {};
+    accumulate(acc, x, weights, at.rows, ceil_div(end - begin, lane_count));
     for (index_t r = 0; r < at.rows; ++r) {
       float const x_scale = scale_at(p.x, 0, at.row_begin + r, begin / x_block);
       for (index_t n = 0; n < at.outs; ++n) {
-        out[r][n] += fold(sums.sums[r][n]) * (x_scale * weight_scale[n]);
+        out[r][n] += fold(acc.lanes[r][n]) * (x_scale * weight_scale[n]);
       }
     }
     begin = end;

@@ -23,16 +23,16 @@ void compute_gradient(grouped_gemm_wgrad_args const& args, std::size_t part, til
   float left[out_tile] = {};
   for (index_t begin = 0; begin < args.x.extent[1]; begin += depth_tile) {
     index_t const depth = std::min(depth_tile, args.x.extent[1] - begin);
-    alignas(64) weight_tile sums = {};
+    alignas(64) weight_tile acc = {};
     alignas(64) f32_lanes right[lane_steps];
     for (index_t r = at.row_begin; r < at.row_begin + at.rows; ++r) {
       load_row(row_of(args.dy, r), dy_begin, at.outs, left);
       auto* const run = reinterpret_cast<float*>(right);
       load_row(row_of(args.x, r), begin, depth, run);
-      accumulate_outer(sums, left, right, pad_to_lanes(run, depth));
+      accumulate_outer(acc, left, right, pad_to_lanes(run, depth));
     }
     for (index_t n = 0; n < at.outs; ++n) {
-      auto* const run = reinterpret_cast<float*>(sums.values[n]);
+      auto* const run = reinterpret_cast<float*>(acc.values[n]);
       // Without rows the sum is +0, whatever the sign of the factor.
       for (index_t k = 0; at.rows > 0 && k < depth; ++k) run[k] *= args.scaling;
       store_row(row_of(d_weights, at.expert, at.out_begin + n), begin, depth, run);

@@ -23,7 +23,7 @@ static void add_run(float* left, float factor, float const* right, index_t count
 }
 
 /// The outputs [begin, end) of the tile that belong to one part get its bias.
-static void add_bias(grouped_gemm_args const& args, tile_place const& at, float* sums,
+static void add_bias(grouped_gemm_args const& args, tile_place const& at, float* acc,
                      index_t stride, std::size_t part) {
   if (!args.bias[part].present()) return;
   index_t const first = static_cast<index_t>(part) * args.weights.part_rows();
@@ -34,21 +34,21 @@ static void add_bias(grouped_gemm_args const& args, tile_place const& at, float*
     index_t const count = std::min(run_length, end - n);
     load_run(row_of(args.bias[part], at.expert), n - first, count, bias);
     for (index_t r = 0; r < at.rows; ++r) {
-      add_run(sums + r * stride + (n - at.out_begin), 1.0F, bias, count);
+      add_run(acc + r * stride + (n - at.out_begin), 1.0F, bias, count);
     }
   }
 }
 
-void store_tile_simd(grouped_gemm_args const& args, tile_place const& at, float* sums,
+void store_tile_simd(grouped_gemm_args const& args, tile_place const& at, float* acc,
                      float const* low_rank, index_t stride) {
   for (index_t r = 0; low_rank != nullptr && r < at.rows; ++r) {
-    add_run(sums + r * stride, args.low_rank.scaling, low_rank + r * stride, at.outs);
+    add_run(acc + r * stride, args.low_rank.scaling, low_rank + r * stride, at.outs);
   }
   for (int part = 0; !args.transpose && part < args.weights.parts(); ++part) {
-    add_bias(args, at, sums, stride, static_cast<std::size_t>(part));
+    add_bias(args, at, acc, stride, static_cast<std::size_t>(part));
   }
   for (index_t r = 0; r < at.rows; ++r) {
-    store_run(row_of(args.y, at.row_begin + r), at.out_begin, at.outs, sums + r * stride);
+    store_run(row_of(args.y, at.row_begin + r), at.out_begin, at.outs, acc + r * stride);
   }
 }
 

@@ -25,24 +25,24 @@ class expert_tasks {
   expert_tasks(tensor_view const& expert_begin, TasksOf const& tasks_of)
       : begin_(as<std::int64_t, 1>(expert_begin)),
         experts_(expert_begin.extent[0] - 1),
-        block_(std::max<index_t>(1, ceil_div(experts_, most_blocks))) {
-    for (index_t first = 0; first < experts_; first += block_) {
-      index_t sum = before_[blocks_];
-      index_t const end = std::min(experts_, first + block_);
+        chunk_(std::max<index_t>(1, ceil_div(experts_, most_chunks))) {
+    for (index_t first = 0; first < experts_; first += chunk_) {
+      index_t sum = before_[chunks_];
+      index_t const end = std::min(experts_, first + chunk_);
       for (index_t e = first; e < end; ++e) sum += tasks_of(rows_of(e));
-      before_[++blocks_] = sum;
+      before_[++chunks_] = sum;
     }
   }
 
-  [[nodiscard]] index_t count() const noexcept { return before_[blocks_]; }
+  [[nodiscard]] index_t count() const noexcept { return before_[chunks_]; }
 
   /// Which task of which expert number `task` in [0, count()) is.
   template <class TasksOf>
   [[nodiscard]] place at(index_t task, TasksOf const& tasks_of) const {
-    index_t const* const after = std::upper_bound(before_, before_ + blocks_ + 1, task);
-    index_t const block = after - before_ - 1;
-    task -= before_[block];
-    for (index_t e = block * block_;; ++e) {
+    index_t const* const after = std::upper_bound(before_, before_ + chunks_ + 1, task);
+    index_t const chunk = after - before_ - 1;
+    task -= before_[chunk];
+    for (index_t e = chunk * chunk_;; ++e) {
       index_t const rows = rows_of(e);
       index_t const tasks = tasks_of(rows);
       if (task < tasks) return {e, begin_(e), rows, task};
@@ -51,15 +51,15 @@ class expert_tasks {
   }
 
  private:
-  static constexpr index_t most_blocks = 256;
+  static constexpr index_t most_chunks = 256;
 
   [[nodiscard]] index_t rows_of(index_t e) const { return begin_(e + 1) - begin_(e); }
 
   view<std::int64_t, 1> begin_;
   index_t experts_;
-  index_t block_;  ///< experts per sum
-  index_t blocks_ = 0;
-  index_t before_[most_blocks + 1] = {};  ///< tasks before each block; non-decreasing
+  index_t chunk_;  ///< experts per sum
+  index_t chunks_ = 0;
+  index_t before_[most_chunks + 1] = {};  ///< tasks before each chunk; non-decreasing
 };
 
 }  // namespace moe64::cpu

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 /// The matrix tiles of AMX: eight registers of 16 rows by 64 bytes. One instruction adds the
-/// product of a tile of 16 x 32 bf16 and a tile of 32 x 16 bf16 to 16 x 16 f32 sums.
+/// product of a tile of 16 x 32 bf16 and a tile of 32 x 16 bf16 to 16 x 16 f32 accumulators.
 #define MOE64_BEGIN_AMX_BF16                                                                      \
   HWY_PUSH_ATTRIBUTES(                                                                            \
       "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi,avx512bf16," \
@@ -40,21 +40,21 @@ class tiles {
   tiles& operator=(tiles const&) = delete;
 };
 
-/// sums [16, 64] f32 (four tiles side by side, rows `sums_stride` floats apart) += left [16, depth]
+/// acc [16, 64] f32 (four tiles side by side, rows `acc_stride` floats apart) += left [16, depth]
 /// bf16, rows `left_stride` numbers apart, times right [depth / 2, 64] pairs of bf16,
 /// `right_stride` pairs apart. depth is a multiple of 32; `tiles_wide` in 1..4 says how many of the
 /// four are wanted.
-inline void multiply(float* sums, index_t sums_stride, std::uint16_t const* left,
-                     index_t left_stride, std::uint32_t const* right, index_t right_stride,
-                     index_t depth, index_t tiles_wide) {
+inline void multiply(float* acc, index_t acc_stride, std::uint16_t const* left, index_t left_stride,
+                     std::uint32_t const* right, index_t right_stride, index_t depth,
+                     index_t tiles_wide) {
   auto const bytes = [](index_t numbers, index_t size) { return numbers * size; };
-  index_t const sum_row = bytes(sums_stride, sizeof(float));
+  index_t const acc_row = bytes(acc_stride, sizeof(float));
   index_t const left_row = bytes(left_stride, sizeof(std::uint16_t));
   index_t const right_row = bytes(right_stride, sizeof(std::uint32_t));
-  _tile_loadd(0, sums, sum_row);
-  if (tiles_wide > 1) _tile_loadd(1, sums + 16, sum_row);
-  if (tiles_wide > 2) _tile_loadd(2, sums + 32, sum_row);
-  if (tiles_wide > 3) _tile_loadd(3, sums + 48, sum_row);
+  _tile_loadd(0, acc, acc_row);
+  if (tiles_wide > 1) _tile_loadd(1, acc + 16, acc_row);
+  if (tiles_wide > 2) _tile_loadd(2, acc + 32, acc_row);
+  if (tiles_wide > 3) _tile_loadd(3, acc + 48, acc_row);
   for (index_t k = 0; k < depth; k += tile_depth) {
     std::uint32_t const* const pairs = right + k / 2 * right_stride;
     _tile_loadd(4, left + k, left_row);
@@ -73,10 +73,10 @@ inline void multiply(float* sums, index_t sums_stride, std::uint16_t const* left
       _tile_dpbf16ps(3, 4, 5);
     }
   }
-  _tile_stored(0, sums, sum_row);
-  if (tiles_wide > 1) _tile_stored(1, sums + 16, sum_row);
-  if (tiles_wide > 2) _tile_stored(2, sums + 32, sum_row);
-  if (tiles_wide > 3) _tile_stored(3, sums + 48, sum_row);
+  _tile_stored(0, acc, acc_row);
+  if (tiles_wide > 1) _tile_stored(1, acc + 16, acc_row);
+  if (tiles_wide > 2) _tile_stored(2, acc + 32, acc_row);
+  if (tiles_wide > 3) _tile_stored(3, acc + 48, acc_row);
 }
 
 /// out [16, 16] pairs = the transpose of in [16, 16] pairs; rows `out_stride` apart.

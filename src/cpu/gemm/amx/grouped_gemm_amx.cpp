@@ -38,7 +38,7 @@ struct weight_rows {
   alignas(64) std::uint16_t values[tile_rows * stride];
 };
 /// Sums by output, then by row of x: the tiles have the weights on their left.
-using sums_by_out = float[task_outs][packed_rows];
+using accumulators_by_out = float[task_outs][packed_rows];
 
 index_t whole_steps(index_t depth) { return ceil_div(depth, tile_depth) * tile_depth; }
 index_t whole_tiles(index_t rows) { return ceil_div(rows, tile_rows) * tile_rows; }
@@ -49,21 +49,21 @@ void pack(tensor_view const& x, index_t row, index_t rows, index_t begin, index_
   auto const* const data = static_cast<std::uint16_t const*>(x.data);
   for (index_t r = 0; r < rows; r += tile_rows) {
     for (index_t k = 0; k < depth; k += tile_depth) {
-      __m512i block[tile_rows];
+      __m512i patch[tile_rows];
       for (index_t i = 0; i < tile_rows; ++i) {
-        block[i] = r + i >= rows
+        patch[i] = r + i >= rows
                        ? _mm512_setzero_si512()
                        : _mm512_maskz_loadu_epi16(first_words(depth - k),
                                                   data + offset_of(x, 0, row + r + i, begin + k));
       }
-      transpose(block, &packed.pairs[k / 2][r], packed_rows);
+      transpose(patch, &packed.pairs[k / 2][r], packed_rows);
     }
   }
 }
 
-/// sums += x times the weights of the outputs of `at`, whose rows are at most packed_rows.
+/// acc += x times the weights of the outputs of `at`, whose rows are at most packed_rows.
 void multiply_dots(tensor_view const& x, weight_stack const& weights, tile_place const& at,
-                   sums_by_out& sums) {
+                   accumulators_by_out& acc) {
   weight_reader reader(weights, at.expert);
   packed_x packed;
   weight_rows left;
@@ -76,7 +76,7 @@ void multiply_dots(tensor_view const& x, weight_stack const& weights, tile_place
         reader.read(at.out_begin + n + i, begin, depth, left.values + i * weight_rows::stride);
       }
       for (index_t r = 0; r < at.rows; r += 64) {
-        multiply(&sums[n][r], packed_rows, left.values, weight_rows::stride, &packed.pairs[0][r],
+        multiply(&acc[n][r], packed_rows, left.values, weight_rows::stride, &packed.pairs[0][r],
                  packed_rows, whole_steps(depth),
                  std::min<index_t>(4, ceil_div(at.rows - r, tile_rows)));
       }
@@ -84,13 +84,14 @@ void multiply_dots(tensor_view const& x, weight_stack const& weights, tile_place
   }
 }
 
-/// out [rows, outs] = the transpose of sums, for whole tiles of rows.
-void turn(sums_by_out const& sums, index_t rows, float (&out)[packed_rows][task_outs]) {
+/// out [rows, outs] = the transpose of acc, for whole tiles of rows.
+void store_transposed(accumulators_by_out const& acc, index_t rows,
+                      float (&out)[packed_rows][task_outs]) {
   for (index_t n = 0; n < task_outs; n += tile_rows) {
     for (index_t r = 0; r < rows; r += tile_rows) {
-      __m512i block[tile_rows];
-      for (index_t i = 0; i < tile_rows; ++i) block[i] = _mm512_loadu_si512(&sums[n + i][r]);
-      transpose(block, reinterpret_cast<std::uint32_t*>(&out[r][n]), task_outs);
+      __m512i patch[tile_rows];
+      for (index_t i = 0; i < tile_rows; ++i) patch[i] = _mm512_loadu_si512(&acc[n + i][r]);
+      transpose(patch, reinterpret_cast<std::uint32_t*>(&out[r][n]), task_outs);
     }
   }
 }
@@ -101,12 +102,12 @@ void compute_dots(grouped_gemm_args const& args, tile_place const& at) {
   bool const low_rank = args.low_rank.u.present();
   auto const product = [&](tensor_view const& x, weight_stack const& weights,
                            float(&out)[packed_rows][task_outs]) {
-    alignas(64) sums_by_out sums;
-    for (auto& row : sums) {
+    alignas(64) accumulators_by_out acc;
+    for (auto& row : acc) {
       std::memset(row, 0, sizeof(float) * static_cast<std::size_t>(whole_tiles(at.rows)));
     }
-    multiply_dots(x, weights, at, sums);
-    turn(sums, at.rows, out);
+    multiply_dots(x, weights, at, acc);
+    store_transposed(acc, at.rows, out);
   };
   product(args.x.values(), args.weights, by_row);
   if (low_rank) product(args.low_rank.u.as_stack(), args.low_rank.weights, addend);
@@ -116,9 +117,9 @@ void compute_dots(grouped_gemm_args const& args, tile_place const& at) {
 /// Columns of x that one tile of weight pairs meets.
 constexpr index_t outer_depth = 2 * outer_pairs;
 
-/// sums += x [1, rows, depth] times the weights of an expert, for the columns of `at`.
+/// acc += x [1, rows, depth] times the weights of an expert, for the columns of `at`.
 void multiply_outer(tensor_view const& x, weight_stack const& weights, tile_place const& at,
-                    bf16::outer_sums& sums) {
+                    bf16::outer_accumulators& acc) {
   weight_reader reader(weights, at.expert);
   pair_tile right;
   alignas(64) std::uint16_t left[tile_rows][outer_depth];
@@ -142,7 +143,7 @@ void multiply_outer(tensor_view const& x, weight_stack const& weights, tile_plac
         }
       }
       for (index_t c = 0; c < at.outs; c += 64) {
-        multiply(&sums[r][c], outer_columns, &left[0][0], outer_depth, &right.values[0][c],
+        multiply(&acc[r][c], outer_columns, &left[0][0], outer_depth, &right.values[0][c],
                  outer_columns, padded, std::min<index_t>(4, ceil_div(at.outs - c, tile_rows)));
       }
     }
@@ -150,16 +151,16 @@ void multiply_outer(tensor_view const& x, weight_stack const& weights, tile_plac
 }
 
 void compute_outer(grouped_gemm_args const& args, tile_place const& at) {
-  alignas(64) bf16::outer_sums sums = {};
+  alignas(64) bf16::outer_accumulators acc = {};
   if (args.low_rank.u.present()) {
-    // The sums start with the low-rank addend.
-    multiply_outer(args.low_rank.u.as_stack(), args.low_rank.weights, at, sums);
+    // The accumulators begin with the low-rank addend.
+    multiply_outer(args.low_rank.u.as_stack(), args.low_rank.weights, at, acc);
     for (index_t r = 0; r < at.rows; ++r) {
-      for (float& sum : sums[r]) sum *= args.low_rank.scaling;
+      for (float& value : acc[r]) value *= args.low_rank.scaling;
     }
   }
-  multiply_outer(args.x.values(), args.weights, at, sums);
-  N_AVX3::store_tile_simd(args, at, &sums[0][0], nullptr, outer_columns);
+  multiply_outer(args.x.values(), args.weights, at, acc);
+  N_AVX3::store_tile_simd(args, at, &acc[0][0], nullptr, outer_columns);
 }
 
 }  // namespace

@@ -21,19 +21,20 @@ class engine {
     depth_ = ceil_div(2 * pairs, tile_depth) * tile_depth;
     for (index_t p = 0; p < depth_ / 2; p += tile_rows) {
       for (index_t n = 0; n < rows; n += tile_rows) {
-        __m512i block[tile_rows];
+        __m512i patch[tile_rows];
         for (index_t i = 0; i < tile_rows; ++i) {
-          block[i] = p + i < pairs ? _mm512_load_si512(&left[p + i][n]) : _mm512_setzero_si512();
+          patch[i] = p + i < pairs ? _mm512_load_si512(&left[p + i][n]) : _mm512_setzero_si512();
         }
-        transpose(block, &left_[n][p], outer_pairs);
+        transpose(patch, &left_[n][p], outer_pairs);
       }
     }
   }
-  void multiply(bf16::outer_sums& sums, index_t columns, bf16::pair_tile const& right) const {
+  void multiply(bf16::outer_accumulators& acc, index_t columns,
+                bf16::pair_tile const& right) const {
     tiles const configured;
     for (index_t n = 0; n < rows_; n += tile_rows) {
       for (index_t c = 0; c < columns; c += 64) {
-        amx::multiply(&sums[n][c], outer_columns,
+        amx::multiply(&acc[n][c], outer_columns,
                       reinterpret_cast<std::uint16_t const*>(&left_[n][0]), 2 * outer_pairs,
                       &right.values[0][c], outer_columns, depth_,
                       std::min<index_t>(4, ceil_div(columns - c, tile_rows)));

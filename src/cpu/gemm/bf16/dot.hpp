@@ -34,7 +34,7 @@ inline __m512bh as_bf16(__m512i bits) { return reinterpret_cast<__m512bh>(bits);
 
 /// The lanes of the dot products of up to four rows of x by four rows of weights.
 struct dot_lanes {
-  __m512 sums[4][4];
+  __m512 acc[4][4];
 };
 
 /// [i] = the sum of the sixteen lanes of rows[i], folded in halves.
@@ -67,13 +67,13 @@ struct dot_lanes {
 }
 
 /// Rows of x or of weights, bf16, that lie `stride` apart.
-struct row_block {
+struct row_panel {
   std::uint16_t const* data;
   index_t stride;
 };
 
 /// Rows of x [1, rows, depth] bf16, adjacent columns.
-inline row_block rows_of(tensor_view const& x, index_t row) {
+inline row_panel rows_of(tensor_view const& x, index_t row) {
   return {static_cast<std::uint16_t const*>(x.data) + offset_of(x, 0, row), x.stride[1]};
 }
 
@@ -95,7 +95,7 @@ inline void with_rows(index_t rows, Body const& body) {
 /// lanes += x rows times weight rows over `depth` columns; weights are zero from there up to a
 /// multiple of 32.
 template <std::size_t Rows>
-[[gnu::always_inline]] inline void accumulate(dot_lanes& lanes, row_block x, row_block weights,
+[[gnu::always_inline]] inline void accumulate(dot_lanes& lanes, row_panel x, row_panel weights,
                                               index_t depth) {
   auto const step = [&](index_t k, auto const& load) MOE64_INLINE {
     __m512i numbers[Rows];
@@ -104,7 +104,7 @@ template <std::size_t Rows>
     repeat<4>([&](auto n) MOE64_INLINE {
       __m512i const weight = _mm512_loadu_si512(weights.data + index_t{n} * weights.stride + k);
       repeat<Rows>([&](auto r) MOE64_INLINE {
-        lanes.sums[r][n] = _mm512_dpbf16_ps(lanes.sums[r][n], as_bf16(numbers[r]), as_bf16(weight));
+        lanes.acc[r][n] = _mm512_dpbf16_ps(lanes.acc[r][n], as_bf16(numbers[r]), as_bf16(weight));
       });
     });
   };
@@ -125,7 +125,7 @@ template <std::size_t Rows>
                                               index_t out_stride) {
   __m512 all[16];
   repeat<16>([&](auto i) MOE64_INLINE {
-    all[i] = i / 4 < Rows ? lanes.sums[i / 4][i % 4] : _mm512_setzero_ps();
+    all[i] = i / 4 < Rows ? lanes.acc[i / 4][i % 4] : _mm512_setzero_ps();
   });
   __m512 const dots = fold(all);
   repeat<Rows>([&](auto r) MOE64_INLINE {
@@ -136,7 +136,7 @@ template <std::size_t Rows>
 /// out[r][n] = x row r times weight row n over the whole depth. Meanwhile `lines` lines of `ahead`
 /// are asked for, evenly spread: the processor drops prefetches that come all at once.
 template <std::size_t Rows>
-inline void multiply(row_block x, row_block weights, index_t depth, float* out, index_t out_stride,
+inline void multiply(row_panel x, row_panel weights, index_t depth, float* out, index_t out_stride,
                      line_cursor& ahead, index_t lines) {
   dot_lanes lanes = {};
   constexpr index_t shortest = 128;  // shorter pieces cost more than they spread
@@ -150,12 +150,12 @@ inline void multiply(row_block x, row_block weights, index_t depth, float* out, 
   store_dots<Rows>(lanes, out, out_stride);
 }
 
-/// lanes += x times weights, for sums whose depth comes in pieces.
+/// lanes += x times weights, for products whose depth comes in pieces.
 template <std::size_t Rows>
-inline void carry(dot_lanes& lanes, row_block x, row_block weights, index_t depth) {
-  dot_lanes sums = lanes;
-  accumulate<Rows>(sums, x, weights, depth);
-  lanes = sums;
+inline void carry(dot_lanes& lanes, row_panel x, row_panel weights, index_t depth) {
+  dot_lanes acc = lanes;
+  accumulate<Rows>(acc, x, weights, depth);
+  lanes = acc;
 }
 
 MOE64_END_AVX512_BF16

@@ -36,7 +36,7 @@ struct stream_codes {
 /// lanes(r, s) += `count` columns of x rows, from `k` on, times numbers of stream s: the first 32
 /// at `numbers[0]`.
 template <std::size_t Rows, std::size_t Steps, class Stream>
-[[gnu::always_inline]] inline void add_step(dot_lanes& lanes, row_block x, Stream s, index_t k,
+[[gnu::always_inline]] inline void add_step(dot_lanes& lanes, row_panel x, Stream s, index_t k,
                                             index_t count, __m512i const (&numbers)[Steps]) {
   repeat<Rows>([&](auto r) MOE64_INLINE {
     repeat<Steps>([&](auto i) MOE64_INLINE {
@@ -44,7 +44,7 @@ template <std::size_t Rows, std::size_t Steps, class Stream>
       index_t const left = count - index_t{i} * 32;
       __m512i const row =
           left >= 32 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(first_words(left), from);
-      lanes.sums[r][s] = _mm512_dpbf16_ps(lanes.sums[r][s], as_bf16(row), as_bf16(numbers[i]));
+      lanes.acc[r][s] = _mm512_dpbf16_ps(lanes.acc[r][s], as_bf16(row), as_bf16(numbers[i]));
     });
   });
 }
@@ -52,7 +52,7 @@ template <std::size_t Rows, std::size_t Steps, class Stream>
 /// dots [Rows, streams] = x rows times the weights of each stream, 8-bit floats by table. Shared:
 /// all streams have the tables of the first.
 template <std::size_t Rows, bool Shared>
-void multiply_by_table(row_block x, stream_codes const& w, index_t depth, float* dots) {
+void multiply_by_table(row_panel x, stream_codes const& w, index_t depth, float* dots) {
   dot_lanes lanes = {};
   index_t k = 0;
   for (index_t at = 0; k < depth; ++at) {
@@ -84,7 +84,7 @@ void multiply_by_table(row_block x, stream_codes const& w, index_t depth, float*
 /// The same for codes with a scale every 32 columns or multiples of it: dequantize(codes of column
 /// 0, k, columns left, factor) gives 32 numbers, zeros past the last.
 template <std::size_t Rows, class Dequantize>
-void multiply_by_scale(row_block x, stream_codes const& w, index_t depth,
+void multiply_by_scale(row_panel x, stream_codes const& w, index_t depth,
                        Dequantize const& dequantize, float* dots) {
   dot_lanes lanes = {};
   index_t at = 0;
@@ -208,7 +208,7 @@ class stream_reader {
 };
 
 template <std::size_t Rows>
-void multiply_row(row_block x, weight_stack const& weights, stream_reader const& reader,
+void multiply_row(row_panel x, weight_stack const& weights, stream_reader const& reader,
                   stream_codes const& w, float* dots) {
   index_t const depth = weights.cols();
   if (reader.by_table()) {
@@ -260,8 +260,8 @@ index_t outs_of_few(grouped_gemm_args const& args, stream where) {
 
 void compute_few(grouped_gemm_args const& args, tile_place const& task) {
   stream_reader reader(args.weights, task);
-  row_block const x = rows_of(args.x.values(), task.row_begin);
-  alignas(64) float sums[few_rows][most_outs];
+  row_panel const x = rows_of(args.x.values(), task.row_begin);
+  alignas(64) float acc[few_rows][most_outs];
   for (index_t n = 0; n < reader.rows(); ++n) {
     stream_codes const& w = reader.row(n);
     float dots[few_rows][streams];
@@ -269,10 +269,10 @@ void compute_few(grouped_gemm_args const& args, tile_place const& task) {
       multiply_row<rows.value>(x, args.weights, reader, w, &dots[0][0]);
     });
     for (index_t r = 0; r < task.rows; ++r) {
-      for (std::size_t s = 0; s < streams; ++s) sums[r][reader.out(s, n)] = dots[r][s];
+      for (std::size_t s = 0; s < streams; ++s) acc[r][reader.out(s, n)] = dots[r][s];
     }
   }
-  N_AVX3::store_tile_simd(args, task, &sums[0][0], nullptr, most_outs);
+  N_AVX3::store_tile_simd(args, task, &acc[0][0], nullptr, most_outs);
 }
 
 MOE64_END_AVX512_BF16

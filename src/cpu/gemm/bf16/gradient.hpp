@@ -13,8 +13,8 @@
 ///     /// left [pairs, outer_columns], of which `rows` columns are wanted, will be multiplied.
 ///     void take(std::uint32_t const (&left)[outer_pairs][outer_columns], index_t rows,
 ///               index_t pairs);
-///     /// sums [rows, columns] += left times right.
-///     void multiply(outer_sums& sums, index_t columns, pair_tile const& right) const;
+///     /// acc [rows, columns] += left times right.
+///     void multiply(outer_accumulators& acc, index_t columns, pair_tile const& right) const;
 ///   };
 namespace moe64::cpu::bf16 {
 
@@ -57,14 +57,14 @@ inline void read_row_pairs(tensor_view const& numbers, index_t first, index_t ro
   }
 }
 
-/// One run of a row of the gradient = factor * sums, rounded.
-inline void store_gradient(row_view const& row, index_t begin, index_t count, float* sums,
+/// One run of a row of the gradient = factor * acc, rounded.
+inline void store_gradient(row_view const& row, index_t begin, index_t count, float* acc,
                            float factor) {
-  for (index_t i = 0; i < count; ++i) sums[i] *= factor;
-  if (row.type != dtype::bf16 || row.stride != 1) return store_row(row, begin, count, sums);
+  for (index_t i = 0; i < count; ++i) acc[i] *= factor;
+  if (row.type != dtype::bf16 || row.stride != 1) return store_row(row, begin, count, acc);
   auto* const out = static_cast<std::uint16_t*>(row.data) + row.offset + begin;
   for (index_t i = 0; i < count; i += 32) {
-    __m512i const packed = pack_bf16(_mm512_loadu_ps(sums + i), _mm512_loadu_ps(sums + i + 16));
+    __m512i const packed = pack_bf16(_mm512_loadu_ps(acc + i), _mm512_loadu_ps(acc + i + 16));
     _mm512_mask_storeu_epi16(out + i, first_words(count - i), packed);
   }
 }
@@ -78,11 +78,11 @@ void compute_gradient(grouped_gemm_wgrad_args const& args, std::size_t part, til
   index_t const chunk = 2 * outer_pairs;
   alignas(64) std::uint32_t left[outer_pairs][outer_columns];
   pair_tile right;
-  alignas(64) outer_sums sums;
+  alignas(64) outer_accumulators acc;
   Engine engine;
   for (index_t column = 0; column < cols; column += outer_columns) {
     index_t const columns = std::min(outer_columns, cols - column);
-    std::memset(sums, 0, sizeof(sums[0]) * gradient_rows);
+    std::memset(acc, 0, sizeof(acc[0]) * gradient_rows);
     for (index_t first = 0; first < at.rows; first += chunk) {
       index_t const rows = std::min(chunk, at.rows - first);
       if (column == 0 || at.rows > chunk) {  // one chunk alone stays for all columns
@@ -90,12 +90,12 @@ void compute_gradient(grouped_gemm_wgrad_args const& args, std::size_t part, til
         engine.take(left, at.outs, ceil_div(rows, index_t{2}));
       }
       read_row_pairs(args.x, at.row_begin + first, rows, column, columns, &right.values[0][0]);
-      engine.multiply(sums, columns, right);
+      engine.multiply(acc, columns, right);
     }
     for (index_t n = 0; n < at.outs; ++n) {
       // Without rows the sum is +0, whatever the sign of the factor.
       store_gradient(row_of(args.d_weights[part], at.expert, at.out_begin + n), column, columns,
-                     sums[n], at.rows > 0 ? args.scaling : 1.0F);
+                     acc[n], at.rows > 0 ? args.scaling : 1.0F);
     }
   }
 }
@@ -108,11 +108,11 @@ void for_each_gradient(grouped_gemm_wgrad_args const& args, stream where, Comput
   ranges const begin = checked_ranges("grouped_gemm_wgrad", args.expert_begin, args.dy.extent[0]);
   index_t const experts = args.expert_begin.extent[0] - 1;
   index_t const part_rows = args.dy.extent[1] / args.parts;
-  index_t const blocks = ceil_div(part_rows, gradient_rows);
-  parallel_for(where, experts * args.parts * blocks, [&](index_t task) {
-    index_t const expert = task / (args.parts * blocks);
-    auto const part = static_cast<std::size_t>(task / blocks % args.parts);
-    index_t const out_begin = task % blocks * gradient_rows;
+  index_t const row_tiles = ceil_div(part_rows, gradient_rows);
+  parallel_for(where, experts * args.parts * row_tiles, [&](index_t task) {
+    index_t const expert = task / (args.parts * row_tiles);
+    auto const part = static_cast<std::size_t>(task / row_tiles % args.parts);
+    index_t const out_begin = task % row_tiles * gradient_rows;
     if (!args.d_weights[part].present()) return;
     compute(part, tile_place{expert, begin(expert), begin(expert + 1) - begin(expert), out_begin,
                              std::min(gradient_rows, part_rows - out_begin)});

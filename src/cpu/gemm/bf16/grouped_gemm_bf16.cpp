@@ -31,10 +31,10 @@ struct weight_tile {
   static constexpr index_t stride = depth_tile + 32;
   alignas(64) std::uint16_t values[tile_outs * stride];
 
-  [[nodiscard]] row_block rows() const { return {values, stride}; }
+  [[nodiscard]] row_panel rows() const { return {values, stride}; }
 };
 
-using task_sums = float[rows_at_once][task_outs];
+using task_accumulators = float[rows_at_once][task_outs];
 
 /// One product of a call, and the reader of its weights.
 struct product {
@@ -57,10 +57,10 @@ void read_tile(product& p, tile_place const& at, index_t begin, index_t depth, w
   }
 }
 
-/// sums [rows, task_outs] = x times the weights of one tile's outputs, where the depth is that of
+/// acc [rows, task_outs] = x times the weights of one tile's outputs, where the depth is that of
 /// one tile. Meanwhile the weights of tile `later_out` are on their way.
 void multiply_tile(product& p, tile_place const& at, index_t later_out, weight_tile& tile,
-                   float* sums) {
+                   float* acc) {
   index_t const depth = p.weights.cols();
   line_cursor ahead = lines_from(p.weights, at.expert, later_out, 0, depth);
   index_t const lines = ceil_div(ahead.row_lines * tile_outs, ceil_div(at.rows, index_t{4}));
@@ -68,13 +68,13 @@ void multiply_tile(product& p, tile_place const& at, index_t later_out, weight_t
   for (index_t row = 0; row < at.rows; row += 4) {
     with_rows(at.rows - row, [&](auto rows) {
       multiply<rows.value>(rows_of(p.x, at.row_begin + row), tile.rows(), depth,
-                           sums + row * task_outs, task_outs, ahead, lines);
+                           acc + row * task_outs, task_outs, ahead, lines);
     });
   }
 }
 
 /// The same for a depth of several tiles: the lanes of some rows are carried from tile to tile.
-void multiply_deep(product& p, tile_place const& at, weight_tile& tile, float* sums) {
+void multiply_deep(product& p, tile_place const& at, weight_tile& tile, float* acc) {
   index_t const depth = p.weights.cols();
   for (index_t first = 0; first < at.rows; first += carried_rows) {
     index_t const rows_here = std::min(carried_rows, at.rows - first);
@@ -83,7 +83,7 @@ void multiply_deep(product& p, tile_place const& at, weight_tile& tile, float* s
       index_t const length = std::min(depth_tile, depth - begin);
       read_tile(p, at, begin, length, tile);
       for (index_t row = 0; row < rows_here; row += 4) {
-        row_block x = rows_of(p.x, at.row_begin + first + row);
+        row_panel x = rows_of(p.x, at.row_begin + first + row);
         x.data += begin;
         with_rows(rows_here - row,
                   [&](auto rows) { carry<rows.value>(lanes[row / 4], x, tile.rows(), length); });
@@ -91,45 +91,45 @@ void multiply_deep(product& p, tile_place const& at, weight_tile& tile, float* s
     }
     for (index_t row = 0; row < rows_here; row += 4) {
       with_rows(rows_here - row, [&](auto rows) {
-        store_dots<rows.value>(lanes[row / 4], sums + (first + row) * task_outs, task_outs);
+        store_dots<rows.value>(lanes[row / 4], acc + (first + row) * task_outs, task_outs);
       });
     }
   }
 }
 
-/// sums = x times the weights of a task's outputs, for a block of rows.
-void multiply_block(product& p, tile_place const& block, index_t next_task, weight_tile& tile,
-                    task_sums& sums) {
-  for (index_t n = 0; n < block.outs; n += tile_outs) {
-    tile_place const at = {block.expert, block.row_begin, block.rows, block.out_begin + n,
-                           std::min(tile_outs, block.outs - n)};
-    bool const last = n + tile_outs >= block.outs;
+/// acc = x times the weights of a task's outputs, for a panel of rows.
+void multiply_panel(product& p, tile_place const& panel, index_t next_task, weight_tile& tile,
+                    task_accumulators& acc) {
+  for (index_t n = 0; n < panel.outs; n += tile_outs) {
+    tile_place const at = {panel.expert, panel.row_begin, panel.rows, panel.out_begin + n,
+                           std::min(tile_outs, panel.outs - n)};
+    bool const last = n + tile_outs >= panel.outs;
     if (p.weights.cols() > depth_tile) {
-      multiply_deep(p, at, tile, &sums[0][n]);
+      multiply_deep(p, at, tile, &acc[0][n]);
     } else {
-      multiply_tile(p, at, last ? next_task : at.out_begin + tile_outs, tile, &sums[0][n]);
+      multiply_tile(p, at, last ? next_task : at.out_begin + tile_outs, tile, &acc[0][n]);
     }
   }
 }
 
-/// The outputs of a task, tile by tile, a block of rows at a time.
+/// The outputs of a task, tile by tile, a panel of rows at a time.
 void compute_tiles(grouped_gemm_args const& args, tile_place const& task, index_t next_task) {
   bool const low_rank = args.low_rank.u.present();
   product main(args.x.values(), args.weights, task.expert);
   weight_tile tile;
-  alignas(64) task_sums sums;
-  alignas(64) task_sums addend;
-  index_t const blocks = ceil_div(task.rows, rows_at_once);
-  index_t const block_rows = ceil_div(task.rows, blocks * 4) * 4;
-  for (index_t row = 0; row < task.rows; row += block_rows) {
-    tile_place const at = {task.expert, task.row_begin + row, std::min(block_rows, task.rows - row),
+  alignas(64) task_accumulators acc;
+  alignas(64) task_accumulators addend;
+  index_t const panels = ceil_div(task.rows, rows_at_once);
+  index_t const panel_rows = ceil_div(task.rows, panels * 4) * 4;
+  for (index_t row = 0; row < task.rows; row += panel_rows) {
+    tile_place const at = {task.expert, task.row_begin + row, std::min(panel_rows, task.rows - row),
                            task.out_begin, task.outs};
-    multiply_block(main, at, next_task, tile, sums);
+    multiply_panel(main, at, next_task, tile, acc);
     if (low_rank) {
       product thin(args.low_rank.u.as_stack(), args.low_rank.weights, task.expert);
-      multiply_block(thin, at, args.low_rank.weights.rows(), tile, addend);
+      multiply_panel(thin, at, args.low_rank.weights.rows(), tile, addend);
     }
-    N_AVX3::store_tile_simd(args, at, &sums[0][0], low_rank ? &addend[0][0] : nullptr, task_outs);
+    N_AVX3::store_tile_simd(args, at, &acc[0][0], low_rank ? &addend[0][0] : nullptr, task_outs);
   }
 }
 

@@ -4,7 +4,7 @@
 #include "cpu/runtime/expert_ranges.hpp"
 
 /// Grouped GEMMs with the bf16 arithmetic of the processor. x and the numbers that weights are read
-/// as are bf16; sums are f32.
+/// as are bf16; accumulators are f32.
 namespace moe64::cpu::bf16 {
 
 /// What the bf16 implementations take: bf16 with adjacent columns by weights that are read as bf16.

@@ -9,10 +9,10 @@
 /// lies across the rows of the right-hand side, so that weights need no transposing.
 namespace moe64::cpu::bf16 {
 
-/// Rows whose sums are kept while the tiles of the right-hand side go by.
+/// Rows whose accumulators are kept while the tiles of the right-hand side go by.
 inline constexpr index_t outer_rows = 192;
 
-using outer_sums = float[outer_rows][outer_columns];
+using outer_accumulators = float[outer_rows][outer_columns];
 
 /// The left-hand side: the pair of summands p of row r at data + r * row + p * pair (bytes).
 struct pair_source {
@@ -31,15 +31,15 @@ struct pair_source {
 
 MOE64_BEGIN_AVX512_BF16
 
-/// sums [Rows, 64] += left times right over `pairs` pairs. Meanwhile `lines` lines of `ahead` are
+/// acc [Rows, 64] += left times right over `pairs` pairs. Meanwhile `lines` lines of `ahead` are
 /// asked for, evenly spread.
 template <std::size_t Rows>
-inline void accumulate_outer(float* sums, pair_source left, std::uint32_t const* right,
+inline void accumulate_outer(float* acc, pair_source left, std::uint32_t const* right,
                              index_t pairs, line_cursor& ahead, index_t lines) {
   __m512 lanes[Rows][4];
   repeat<Rows>([&](auto r) MOE64_INLINE {
     repeat<4>([&](auto n) MOE64_INLINE {
-      lanes[r][n] = _mm512_loadu_ps(sums + index_t{r} * outer_columns + index_t{n} * 16);
+      lanes[r][n] = _mm512_loadu_ps(acc + index_t{r} * outer_columns + index_t{n} * 16);
     });
   });
   index_t const pieces = std::clamp<index_t>(lines, 1, pairs);
@@ -61,14 +61,14 @@ inline void accumulate_outer(float* sums, pair_source left, std::uint32_t const*
   }
   repeat<Rows>([&](auto r) MOE64_INLINE {
     repeat<4>([&](auto n) MOE64_INLINE {
-      _mm512_storeu_ps(sums + index_t{r} * outer_columns + index_t{n} * 16, lanes[r][n]);
+      _mm512_storeu_ps(acc + index_t{r} * outer_columns + index_t{n} * 16, lanes[r][n]);
     });
   });
 }
 
-/// sums [rows, columns] += left times right, both from pair 0 on. Meanwhile the lines of `later`
+/// acc [rows, columns] += left times right, both from pair 0 on. Meanwhile the lines of `later`
 /// rows of `ahead` are on their way.
-inline void multiply_outer(outer_sums& sums, index_t rows, index_t columns, pair_source left,
+inline void multiply_outer(outer_accumulators& acc, index_t rows, index_t columns, pair_source left,
                            pair_tile const& right, index_t pairs, line_cursor ahead = {},
                            index_t later = 0) {
   constexpr index_t largest_group = 6;
@@ -81,7 +81,7 @@ inline void multiply_outer(outer_sums& sums, index_t rows, index_t columns, pair
     for (index_t group = 0; group < groups; ++group) {
       index_t const r = group * rows / groups;
       pair_source const here = left.from(r, 0);
-      float* const out = &sums[r][c];
+      float* const out = &acc[r][c];
       std::uint32_t const* const tile = &right.values[0][c];
       switch ((group + 1) * rows / groups - r) {
         case 1:

@@ -13,10 +13,10 @@ MOE64_BEGIN_AVX512_BF16
 
 namespace {
 
-/// sums += x [1, rows, depth] times the weights of an expert, for the columns of a tile.
+/// acc += x [1, rows, depth] times the weights of an expert, for the columns of a tile.
 /// `next_column` is where the task begins that this thread will probably compute next.
 void multiply(tensor_view const& x, weight_stack const& weights, tile_place const& at,
-              index_t next_column, pair_tile& tile, outer_sums& sums) {
+              index_t next_column, pair_tile& tile, outer_accumulators& acc) {
   weight_reader reader(weights, at.expert);
   index_t const depth = weights.rows();
   auto const* const first_row =
@@ -33,7 +33,7 @@ void multiply(tensor_view const& x, weight_stack const& weights, tile_place cons
         last ? lines_from(weights, at.expert, 0, next_column,
                           std::min(outer_columns, weights.cols() - next_column))
              : lines_from(weights, at.expert, next, at.out_begin, at.outs);
-    multiply_outer(sums, at.rows, at.outs, left.from(0, first), tile, pairs, ahead,
+    multiply_outer(acc, at.rows, at.outs, left.from(0, first), tile, pairs, ahead,
                    std::min(2 * outer_pairs, last ? depth : depth - next));
   }
   if (depth % 2 == 0) return;
@@ -41,23 +41,23 @@ void multiply(tensor_view const& x, weight_stack const& weights, tile_place cons
   std::uint32_t last[outer_rows];
   for (index_t r = 0; r < at.rows; ++r) last[r] = first_row[r * x.stride[1] + depth - 1];
   read_pairs(reader, depth, whole, 1, at.out_begin, at.outs, tile);
-  multiply_outer(sums, at.rows, at.outs, {last, sizeof(std::uint32_t), 0}, tile, 1);
+  multiply_outer(acc, at.rows, at.outs, {last, sizeof(std::uint32_t), 0}, tile, 1);
 }
 
 void compute_block(grouped_gemm_args const& args, tile_place const& at, index_t next_column,
                    pair_tile& tile) {
-  alignas(64) outer_sums sums;
-  std::memset(sums, 0, static_cast<std::size_t>(at.rows) * sizeof(sums[0]));
+  alignas(64) outer_accumulators acc;
+  std::memset(acc, 0, static_cast<std::size_t>(at.rows) * sizeof(acc[0]));
   index_t const outs = args.y.extent[1];
   if (args.low_rank.u.present()) {
-    // The sums start with the low-rank addend.
-    multiply(args.low_rank.u.as_stack(), args.low_rank.weights, at, outs, tile, sums);
+    // The accumulators begin with the low-rank addend.
+    multiply(args.low_rank.u.as_stack(), args.low_rank.weights, at, outs, tile, acc);
     for (index_t r = 0; r < at.rows; ++r) {
-      for (float& sum : sums[r]) sum *= args.low_rank.scaling;
+      for (float& value : acc[r]) value *= args.low_rank.scaling;
     }
   }
-  multiply(args.x.values(), args.weights, at, next_column, tile, sums);
-  N_AVX3::store_tile_simd(args, at, &sums[0][0], nullptr, outer_columns);
+  multiply(args.x.values(), args.weights, at, next_column, tile, acc);
+  N_AVX3::store_tile_simd(args, at, &acc[0][0], nullptr, outer_columns);
 }
 
 }  // namespace
@@ -71,11 +71,11 @@ void grouped_gemm_outer(grouped_gemm_args const& args, stream where) {
   parallel_for(where, tasks.count(), [&](index_t task) {
     auto const [expert, first_row, rows, strip] = tasks.at(task, strips);
     index_t const column = strip * outer_columns;
-    index_t const block_rows = ceil_div(rows, ceil_div(rows, outer_rows));
+    index_t const panel_rows = ceil_div(rows, ceil_div(rows, outer_rows));
     pair_tile tile;
-    for (index_t row = 0; row < rows; row += block_rows) {
+    for (index_t row = 0; row < rows; row += panel_rows) {
       compute_block(args,
-                    {expert, first_row + row, std::min(block_rows, rows - row), column,
+                    {expert, first_row + row, std::min(panel_rows, rows - row), column,
                      std::min(outer_columns, outs - column)},
                     column + ahead, tile);
     }

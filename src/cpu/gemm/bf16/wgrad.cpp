@@ -19,8 +19,8 @@ class engine {
     rows_ = rows;
     pairs_ = pairs;
   }
-  void multiply(outer_sums& sums, index_t columns, pair_tile const& right) const {
-    multiply_outer(sums, rows_, columns, left_, right, pairs_);
+  void multiply(outer_accumulators& acc, index_t columns, pair_tile const& right) const {
+    multiply_outer(acc, rows_, columns, left_, right, pairs_);
   }
 
  private:

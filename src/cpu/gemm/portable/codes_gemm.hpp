@@ -16,7 +16,7 @@ namespace moe64::cpu::HWY_NAMESPACE {
 
 /// The codes of a tile's outputs, segment after segment: [outs] scales, then [outs, width] codes as
 /// f32, width being the segment rounded up to whole lanes. Loaded once for all rows if all of them
-/// fit, otherwise once more for every block of rows.
+/// fit, otherwise once more for every panel of rows.
 class code_panel {
  public:
   code_panel(grouped_gemm_args const& args, float* memory, index_t floats, index_t padded_outs)
@@ -49,7 +49,7 @@ class code_panel {
       float* const from = whole_ ? segment : values_;
       segment += size(count);
       index_t const width = round_up(count, lane_count);
-      for_each_row_block(at.rows, [&](index_t r, auto rows) {
+      for_each_row_panel(at.rows, [&](index_t r, auto rows) {
         float x_scale[dot_rows];
         for (index_t i = 0; i < rows; ++i) {
           index_t const row = at.row_begin + r + i;

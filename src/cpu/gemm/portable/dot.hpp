@@ -1,7 +1,7 @@
 // The dot form of a product: sums of 16 lanes, element i of a run in lane i % 16, every lane fused
-// multiply-adds in ascending order, the lanes folded in halves at the end (dot.hpp). A block of
-// rows by outputs is kept in registers; the order of additions of one output does not depend on the
-// block. Included once per target, after simd.hpp.
+// multiply-adds in ascending order, the lanes folded in halves at the end (dot.hpp). A micro-tile
+// of rows by outputs is kept in registers; the order of additions of one output does not depend on
+// it. Included once per target, after simd.hpp.
 
 #if defined(MOE64_CPU_DOT_SIMD_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef MOE64_CPU_DOT_SIMD_HPP
@@ -22,7 +22,7 @@ namespace moe64::cpu::HWY_NAMESPACE {
 /// Vectors that make up 16 lanes.
 inline constexpr index_t pieces = lane_count / vector_length;
 
-// Rows and outputs whose sums fit into the registers, one vector each: 24 of 32, 12 of 16.
+// Rows and outputs whose accumulators fit into the registers, one vector each: 24 of 32, 12 of 16.
 inline constexpr index_t dot_rows = 4;
 #if HWY_TARGET == HWY_AVX3
 inline constexpr index_t dot_outs = 6;
@@ -33,9 +33,9 @@ inline constexpr index_t dot_outs = 3;
 inline constexpr index_t out_granule = 6;
 static_assert(out_granule % dot_outs == 0);
 
-/// Where the operands of a block lie: rows of x, of any number type, and of weights as f32, both of
-/// `steps` * 16 numbers, and 16 lanes for each (row, output).
-struct dot_block {
+/// Where the operands of a micro-tile lie: rows of x, of any number type, and of weights as f32,
+/// both of `steps` * 16 numbers, and 16 lanes for each (row, output).
+struct micro_tile {
   void const* x;
   index_t x_offset, x_stride;
   float const* weights;
@@ -50,11 +50,12 @@ struct dot_block {
 };
 
 template <index_t Rows>
-using dot_sums = f32_vector[static_cast<std::size_t>(Rows)][static_cast<std::size_t>(dot_outs)];
+using dot_accumulators =
+    f32_vector[static_cast<std::size_t>(Rows)][static_cast<std::size_t>(dot_outs)];
 
 /// Products of piece p of the lanes.
 template <class X, index_t Rows>
-HWY_INLINE void add_products(dot_block const& b, index_t p, dot_sums<Rows>& sums) {
+HWY_INLINE void add_products(micro_tile const& b, index_t p, dot_accumulators<Rows>& acc) {
   index_t const end = b.steps * lane_count;
   for (index_t k = p * vector_length; k < end; k += lane_count) {
     f32_vector x[static_cast<std::size_t>(Rows)];
@@ -64,52 +65,52 @@ HWY_INLINE void add_products(dot_block const& b, index_t p, dot_sums<Rows>& sums
     for (index_t n = 0; n < dot_outs; ++n) {
       f32_vector const weight = hn::Load(f32_tag{}, b.weights + n * b.weight_stride + k);
       for (index_t r = 0; r < Rows; ++r) {
-        sums[r][n] = fused_multiply_add(x[r], weight, sums[r][n]);
+        acc[r][n] = fused_multiply_add(x[r], weight, acc[r][n]);
       }
     }
   }
 }
 
-/// lanes += products of the block.
+/// lanes += products of the micro-tile.
 template <class X, index_t Rows>
-HWY_NOINLINE void add_dots(dot_block const& b) {
+HWY_NOINLINE void add_dots(micro_tile const& b) {
   for (index_t p = 0; p < pieces; ++p) {
-    dot_sums<Rows> sums;
+    dot_accumulators<Rows> acc;
     for (index_t r = 0; r < Rows; ++r) {
-      for (index_t n = 0; n < dot_outs; ++n) sums[r][n] = hn::Load(f32_tag{}, b.lane(r, n, p));
+      for (index_t n = 0; n < dot_outs; ++n) acc[r][n] = hn::Load(f32_tag{}, b.lane(r, n, p));
     }
-    add_products<X, Rows>(b, p, sums);
+    add_products<X, Rows>(b, p, acc);
     for (index_t r = 0; r < Rows; ++r) {
-      for (index_t n = 0; n < dot_outs; ++n) hn::Store(sums[r][n], f32_tag{}, b.lane(r, n, p));
+      for (index_t n = 0; n < dot_outs; ++n) hn::Store(acc[r][n], f32_tag{}, b.lane(r, n, p));
     }
   }
 }
 
-/// lanes += products of the block times x_scale(row) * weight_scale(output), the products summed
-/// first.
+/// lanes += products of the micro-tile times x_scale(row) * weight_scale(output), the products
+/// summed first.
 template <index_t Rows>
-HWY_NOINLINE void add_scaled_dots(dot_block const& b, float const* x_scale,
+HWY_NOINLINE void add_scaled_dots(micro_tile const& b, float const* x_scale,
                                   float const* weight_scale) {
   for (index_t p = 0; p < pieces; ++p) {
-    dot_sums<Rows> sums;
+    dot_accumulators<Rows> acc;
     for (index_t r = 0; r < Rows; ++r) {
-      for (index_t n = 0; n < dot_outs; ++n) sums[r][n] = hn::Zero(f32_tag{});
+      for (index_t n = 0; n < dot_outs; ++n) acc[r][n] = hn::Zero(f32_tag{});
     }
-    add_products<f32_number, Rows>(b, p, sums);
+    add_products<f32_number, Rows>(b, p, acc);
     for (index_t r = 0; r < Rows; ++r) {
       for (index_t n = 0; n < dot_outs; ++n) {
         f32_vector const scale = hn::Set(f32_tag{}, x_scale[r] * weight_scale[n]);
         float* const total = b.lane(r, n, p);
-        hn::Store(fused_multiply_add(sums[r][n], scale, hn::Load(f32_tag{}, total)), f32_tag{},
+        hn::Store(fused_multiply_add(acc[r][n], scale, hn::Load(f32_tag{}, total)), f32_tag{},
                   total);
       }
     }
   }
 }
 
-/// call(row, integral_constant rows in the block) over `rows` rows, the largest blocks first.
+/// call(row, integral_constant rows in the panel) over `rows` rows, the largest panels first.
 template <class Call>
-HWY_INLINE void for_each_row_block(index_t rows, Call const& call) {
+HWY_INLINE void for_each_row_panel(index_t rows, Call const& call) {
   index_t r = 0;
   for (; r + dot_rows <= rows; r += dot_rows) {
     call(r, std::integral_constant<index_t, dot_rows>{});
@@ -128,12 +129,12 @@ HWY_INLINE void for_each_row_block(index_t rows, Call const& call) {
 
 #if HWY_TARGET == HWY_SCALAR
 
-/// sums[i] = fold of 16 lanes at lanes + 16 i.
-inline void fold_lanes(float const* lanes, index_t count, float* sums) {
+/// out[i] = fold of 16 lanes at lanes + 16 i.
+inline void fold_lanes(float const* lanes, index_t count, float* out) {
   for (index_t i = 0; i < count; ++i) {
     f32_lanes one;
     std::memcpy(&one, lanes + i * lane_count, sizeof(one));
-    sums[i] = fold(one);
+    out[i] = fold(one);
   }
 }
 
@@ -148,14 +149,14 @@ HWY_INLINE hn::Vec<f32x4_tag> fold_to_4(float const* lanes) {
   return hn::Add(hn::LowerHalf(f32x4_tag{}, eight), hn::UpperHalf(f32x4_tag{}, eight));
 }
 
-inline void fold_lanes(float const* lanes, index_t count, float* sums) {
+inline void fold_lanes(float const* lanes, index_t count, float* out) {
   f32x4_tag const d;
   for (index_t i = 0; i + 2 <= count; i += 2) {
     auto const a = fold_to_4(lanes + i * lane_count);
     auto const b = fold_to_4(lanes + (i + 1) * lane_count);
     auto const pairs = hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
     auto const folded = hn::Add(pairs, hn::Shuffle2301(pairs));
-    hn::StoreU(hn::LowerHalf(hn::ConcatEven(d, folded, folded)), hn::Half<f32x4_tag>{}, sums + i);
+    hn::StoreU(hn::LowerHalf(hn::ConcatEven(d, folded, folded)), hn::Half<f32x4_tag>{}, out + i);
   }
 }
 

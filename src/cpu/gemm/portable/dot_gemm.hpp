@@ -15,11 +15,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace moe64::cpu::HWY_NAMESPACE {
 
-/// Columns that the block kernel takes at a time. Wide registers hold sums long enough that weights
-/// can come from the second cache; narrow ones want them in the first.
+/// Columns that the micro-kernel takes at a time. Wide registers hold accumulators long enough that
+/// weights can come from the second cache; narrow ones want them in the first.
 inline constexpr index_t depth_block = HWY_TARGET == HWY_AVX3 ? 1024 : 512;
 inline constexpr index_t depth_block_in_place = 4096;
-/// Columns of a tile that is used for one block of rows only: it stays in the first cache.
+/// Columns of a tile that is used for one panel of rows only: it stays in the first cache.
 inline constexpr index_t depth_block_once = 512;
 /// Most rows of a task: their x stays in the second cache while tiles of outputs follow each other.
 inline constexpr index_t dot_task_rows = 256;
@@ -44,7 +44,7 @@ struct dot_memory {
 static_assert(rows_at_a_time(most_outs) >= dot_rows);
 
 /// The weights of a tile's outputs, [outs, columns] f32, as many columns as fit. When all fit they
-/// are loaded once for all rows; otherwise once more for every block of rows.
+/// are loaded once for all rows; otherwise once more for every panel of rows.
 struct dot_panel {
   product const& of;
   float* values;
@@ -69,7 +69,7 @@ struct dot_panel {
   }
 };
 
-/// Rows of x that the block kernel reads as they lie: adjacent bf16 numbers, whole lanes.
+/// Rows of x that the micro-kernel reads as they lie: adjacent bf16 numbers, whole lanes.
 inline bool is_read_in_place(tensor_view const& x, index_t count) {
   return HWY_TARGET == HWY_AVX3 && x.type == dtype::bf16 && x.stride[2] == 1 &&
          count % lane_count == 0;
@@ -87,11 +87,11 @@ inline void add_panel(dot_panel const& panel, tile_place const& at, float* lanes
     for (index_t begin = 0; begin < columns; begin += step) {
       index_t const count = std::min(step, columns - begin);
       index_t const padded = round_up(count, lane_count);
-      for_each_row_block(at.rows, [&](index_t r, auto rows) {
-        dot_block b = {memory,        0,
-                       padded,        nullptr,
-                       panel.columns, padded / lane_count,
-                       nullptr,       panel.outs * lane_count};
+      for_each_row_panel(at.rows, [&](index_t r, auto rows) {
+        micro_tile b = {memory,        0,
+                        padded,        nullptr,
+                        panel.columns, padded / lane_count,
+                        nullptr,       panel.outs * lane_count};
         if (in_place) {
           b.x = x.data;
           b.x_offset = offset_of(x, 0, at.row_begin + r, first + begin);
@@ -132,22 +132,22 @@ void finish_dots(grouped_gemm_args const& args, tile_place const& task, dot_memo
   dot_panel const panel(addend, memory.low_rank, low_rank_floats, outs);
   if (low_rank && panel.whole) panel.load(task, 0, addend.depth());
 
-  index_t const block = rows_at_a_time(outs);
-  for (index_t r = 0; r < task.rows; r += block) {
+  index_t const pass_rows = rows_at_a_time(outs);
+  for (index_t r = 0; r < task.rows; r += pass_rows) {
     tile_place at = task;
     at.row_begin += r;
-    at.rows = std::min(block, task.rows - r);
-    alignas(64) float sums[lane_floats / lane_count];
+    at.rows = std::min(pass_rows, task.rows - r);
+    alignas(64) float acc[lane_floats / lane_count];
     alignas(64) float addends[lane_floats / lane_count];
     clear_run(memory.lanes, 0, at.rows * outs * lane_count);
     add_main(at, memory.lanes, memory.x);
-    fold_lanes(memory.lanes, at.rows * outs, sums);
+    fold_lanes(memory.lanes, at.rows * outs, acc);
     if (low_rank) {
       clear_run(memory.lanes, 0, at.rows * outs * lane_count);
       add_panel(panel, at, memory.lanes, memory.x);
       fold_lanes(memory.lanes, at.rows * outs, addends);
     }
-    store_tile_simd(args, at, sums, low_rank ? addends : nullptr, outs);
+    store_tile_simd(args, at, acc, low_rank ? addends : nullptr, outs);
   }
 }
 

@@ -23,7 +23,7 @@ inline constexpr index_t rows_ahead = 12;
 struct grad_memory {
   alignas(64) float dy[grad_rows][grad_outs];
   alignas(64) float x[grad_rows][grad_cols];
-  alignas(64) float sums[grad_outs][grad_cols];
+  alignas(64) float acc[grad_outs][grad_cols];
 };
 
 /// Rows [out_begin, out_begin + outs) of one part, its columns [col_begin, col_begin + cols).
@@ -39,7 +39,7 @@ static void sum_gradient(grouped_gemm_wgrad_args const& args, grad_place const& 
   index_t const part_rows = args.dy.extent[1] / args.parts;
   index_t const dy_begin = static_cast<index_t>(at.part) * part_rows + at.rows.out_begin;
   index_t const padded = round_up(at.cols, lane_granule);
-  clear_run(memory.sums[0], 0, at.rows.outs * grad_cols);
+  clear_run(memory.acc[0], 0, at.rows.outs * grad_cols);
   for (index_t r = 0; r < at.rows.rows; r += grad_rows) {
     index_t const rows = std::min(grad_rows, at.rows.rows - r);
     for (index_t i = 0; i < rows; ++i) {
@@ -53,15 +53,15 @@ static void sum_gradient(grouped_gemm_wgrad_args const& args, grad_place const& 
       clear_run(memory.x[i], at.cols, padded);
     }
     add_outer_tile(
-        {memory.dy[0], 1, grad_outs, memory.x[0], grad_cols, rows, memory.sums[0], grad_cols},
+        {memory.dy[0], 1, grad_outs, memory.x[0], grad_cols, rows, memory.acc[0], grad_cols},
         at.rows.outs, padded);
   }
   for (index_t n = 0; n < at.rows.outs; ++n) {
     // Without rows the sum is +0, whatever the sign of the factor.
     if (at.rows.rows > 0 && args.scaling != 1.0F)
-      multiply_run(memory.sums[n], at.cols, args.scaling);
+      multiply_run(memory.acc[n], at.cols, args.scaling);
     store_run(row_of(args.d_weights[at.part], at.rows.expert, at.rows.out_begin + n), at.col_begin,
-              at.cols, memory.sums[n]);
+              at.cols, memory.acc[n]);
   }
 }
 

@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace moe64::cpu::HWY_NAMESPACE {
 
-// Rows and vectors of outputs whose sums fit into the registers: 24 of 32, 12 of 16.
+// Rows and vectors of outputs whose accumulators fit into the registers: 24 of 32, 12 of 16.
 #if HWY_TARGET == HWY_AVX3
 inline constexpr index_t outer_rows = 8;
 inline constexpr index_t outer_vectors = 3;
@@ -30,7 +30,7 @@ inline constexpr index_t outer_vectors = 3;
 inline constexpr index_t lane_granule = 48;
 static_assert(lane_granule % (outer_vectors * vector_length) == 0);
 
-/// sums(r, n) += left(r, k) * right(k, n) over k in [0, depth). right and sums have unit stride
+/// acc(r, n) += left(r, k) * right(k, n) over k in [0, depth). right and acc have unit stride
 /// along n.
 struct outer_block {
   float const* left;
@@ -38,17 +38,17 @@ struct outer_block {
   float const* right;
   index_t right_stride;
   index_t depth;
-  float* sums;
-  index_t sum_stride;
+  float* acc;
+  index_t acc_stride;
 };
 
 template <index_t Rows>
 HWY_NOINLINE void add_outer(outer_block const& b) {
   f32_tag const tag;
-  f32_vector sums[static_cast<std::size_t>(Rows)][static_cast<std::size_t>(outer_vectors)];
+  f32_vector acc[static_cast<std::size_t>(Rows)][static_cast<std::size_t>(outer_vectors)];
   for (index_t r = 0; r < Rows; ++r) {
     for (index_t v = 0; v < outer_vectors; ++v) {
-      sums[r][v] = hn::Load(tag, b.sums + r * b.sum_stride + v * vector_length);
+      acc[r][v] = hn::Load(tag, b.acc + r * b.acc_stride + v * vector_length);
     }
   }
   float const* right = b.right;
@@ -61,7 +61,7 @@ HWY_NOINLINE void add_outer(outer_block const& b) {
     for (index_t r = 0; r < Rows; ++r) {
       f32_vector const factor = hn::Set(tag, left[r * b.left_row_stride]);
       for (index_t v = 0; v < outer_vectors; ++v) {
-        sums[r][v] = fused_multiply_add(factor, numbers[v], sums[r][v]);
+        acc[r][v] = fused_multiply_add(factor, numbers[v], acc[r][v]);
       }
     }
     right += b.right_stride;
@@ -69,7 +69,7 @@ HWY_NOINLINE void add_outer(outer_block const& b) {
   }
   for (index_t r = 0; r < Rows; ++r) {
     for (index_t v = 0; v < outer_vectors; ++v) {
-      hn::Store(sums[r][v], tag, b.sums + r * b.sum_stride + v * vector_length);
+      hn::Store(acc[r][v], tag, b.acc + r * b.acc_stride + v * vector_length);
     }
   }
 }
@@ -81,7 +81,7 @@ inline void add_outer_tile(outer_block const& tile, index_t rows, index_t outs) 
     b.right += n;
     auto const at = [&](index_t r) {
       b.left = tile.left + r * tile.left_row_stride;
-      b.sums = tile.sums + r * tile.sum_stride + n;
+      b.acc = tile.acc + r * tile.acc_stride + n;
       return b;
     };
     index_t r = 0;

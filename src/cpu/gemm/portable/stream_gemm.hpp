@@ -72,7 +72,7 @@ class weight_stream {
   template <index_t Outs>
   void multiply_outs(tile_place const& at, index_t n, index_t apart, float* lanes,
                      index_t outs) const {
-    for_each_row_block(at.rows, [&](index_t, auto rows) {
+    for_each_row_panel(at.rows, [&](index_t, auto rows) {
       add<rows, Outs>(at, n, apart, lanes + n * lane_count, outs);
     });
   }
@@ -100,13 +100,13 @@ class weight_stream {
   HWY_NOINLINE void add(tile_place const& at, index_t n, index_t apart, float* lanes,
                         index_t outs) const {
     std::uint8_t const* codes[Outs];
-    f32_vector sums[Rows][Outs];
+    f32_vector acc[Rows][Outs];
     for (index_t o = 0; o < Outs; ++o) {
       part_row const place = part_row_of(args_.weights, at.out_begin + n + o * apart);
       quantized_view const& matrix = args_.weights.part(place.part);
       codes[o] = HWY_NAMESPACE::at<std::uint8_t>(
           matrix.values().data, offset_of(matrix.values(), matrix.values_at(at.expert), place.row));
-      for (index_t r = 0; r < Rows; ++r) sums[r][o] = hn::Zero(f32_tag{});
+      for (index_t r = 0; r < Rows; ++r) acc[r][o] = hn::Zero(f32_tag{});
     }
     for (index_t b = 0, k = 0; k < depth_; ++b) {
       bf16_table const table = tables_[b];
@@ -117,15 +117,15 @@ class weight_stream {
           for (index_t r = 0; r < Rows; ++r) {
             f32_vector const low = hn::Load(f32_tag{}, x_ + r * depth_ + k);
             f32_vector const high = hn::Load(f32_tag{}, x_ + r * depth_ + k + lane_count);
-            sums[r][o] = fused_multiply_add(low, weights.low, sums[r][o]);
-            sums[r][o] = fused_multiply_add(high, weights.high, sums[r][o]);
+            acc[r][o] = fused_multiply_add(low, weights.low, acc[r][o]);
+            acc[r][o] = fused_multiply_add(high, weights.high, acc[r][o]);
           }
         }
       }
     }
     for (index_t r = 0; r < Rows; ++r) {
       for (index_t o = 0; o < Outs; ++o) {
-        hn::Store(sums[r][o], f32_tag{}, lanes + (r * outs + o * apart) * lane_count);
+        hn::Store(acc[r][o], f32_tag{}, lanes + (r * outs + o * apart) * lane_count);
       }
     }
   }

@@ -15,12 +15,12 @@ inline constexpr index_t lane_count = 16;
 using f32_lanes = float __attribute__((vector_size(lane_count * sizeof(float)), may_alias));
 
 [[nodiscard]] inline float fold(f32_lanes const& lanes) noexcept {
-  float sums[lane_count];
-  std::memcpy(sums, &lanes, sizeof(sums));
+  float partial[lane_count];
+  std::memcpy(partial, &lanes, sizeof(partial));
   for (index_t half = lane_count / 2; half > 0; half /= 2) {
-    for (index_t i = 0; i < half; ++i) sums[i] += sums[i + half];
+    for (index_t i = 0; i < half; ++i) partial[i] += partial[i + half];
   }
-  return sums[0];
+  return partial[0];
 }
 
 /// A dot product that is fed run by run; every run but the last is a multiple of lane_count.

@@ -13,14 +13,14 @@
 namespace moe64::cpu {
 
 MOE64_EVERY_WIDTH
-void accumulate(dot_tile& sums, x_tile const& x, weight_tile const& weights, index_t rows,
+void accumulate(dot_tile& acc, x_tile const& x, weight_tile const& weights, index_t rows,
                 index_t steps) {
   for (index_t r = 0; r < rows; ++r) {
     for (index_t n = 0; n < out_tile; n += 4) {
-      f32_lanes s0 = sums.sums[r][n];
-      f32_lanes s1 = sums.sums[r][n + 1];
-      f32_lanes s2 = sums.sums[r][n + 2];
-      f32_lanes s3 = sums.sums[r][n + 3];
+      f32_lanes s0 = acc.lanes[r][n];
+      f32_lanes s1 = acc.lanes[r][n + 1];
+      f32_lanes s2 = acc.lanes[r][n + 2];
+      f32_lanes s3 = acc.lanes[r][n + 3];
       for (index_t k = 0; k < steps; ++k) {
         f32_lanes const a = x.values[r][k];
         s0 += a * weights.values[n][k];
@@ -28,19 +28,19 @@ void accumulate(dot_tile& sums, x_tile const& x, weight_tile const& weights, ind
         s2 += a * weights.values[n + 2][k];
         s3 += a * weights.values[n + 3][k];
       }
-      sums.sums[r][n] = s0;
-      sums.sums[r][n + 1] = s1;
-      sums.sums[r][n + 2] = s2;
-      sums.sums[r][n + 3] = s3;
+      acc.lanes[r][n] = s0;
+      acc.lanes[r][n + 1] = s1;
+      acc.lanes[r][n + 2] = s2;
+      acc.lanes[r][n + 3] = s3;
     }
   }
 }
 
 MOE64_EVERY_WIDTH
-void accumulate_outer(weight_tile& sums, float const (&left)[out_tile],
+void accumulate_outer(weight_tile& acc, float const (&left)[out_tile],
                       f32_lanes const (&right)[lane_steps], index_t steps) {
   for (index_t n = 0; n < out_tile; ++n) {
-    for (index_t k = 0; k < steps; ++k) sums.values[n][k] += left[n] * right[k];
+    for (index_t k = 0; k < steps; ++k) acc.values[n][k] += left[n] * right[k];
   }
 }
 

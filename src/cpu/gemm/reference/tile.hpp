@@ -21,15 +21,15 @@ struct weight_tile {
   f32_lanes values[out_tile][lane_steps];
 };
 struct dot_tile {
-  f32_lanes sums[row_tile][out_tile];
+  f32_lanes lanes[row_tile][out_tile];
 };
 
-/// sums(r, n) += x(r) * weights(n) over the first `steps` lane steps, for r in [0, rows) and all n.
-void accumulate(dot_tile& sums, x_tile const& x, weight_tile const& weights, index_t rows,
+/// acc(r, n) += x(r) * weights(n) over the first `steps` lane steps, for r in [0, rows) and all n.
+void accumulate(dot_tile& acc, x_tile const& x, weight_tile const& weights, index_t rows,
                 index_t steps);
 
-/// sums[n] += left[n] * right over `steps` lane steps: one row of a weight gradient.
-void accumulate_outer(weight_tile& sums, float const (&left)[out_tile],
+/// acc[n] += left[n] * right over `steps` lane steps: one row of a weight gradient.
+void accumulate_outer(weight_tile& acc, float const (&left)[out_tile],
                       f32_lanes const (&right)[lane_steps], index_t steps);
 
 /// Fill the rest of a run of `count` numbers with zeros, up to whole lanes; the number of lane

@@ -16,8 +16,8 @@ namespace {
 
 /// Codes of one step of 16 lanes: four products go to each lane.
 constexpr index_t step = 64;
-constexpr index_t block_rows = 4;
-constexpr index_t block_outs = 3;
+constexpr index_t micro_rows = 4;
+constexpr index_t micro_outs = 3;
 constexpr index_t most_outs = 24;
 constexpr index_t most_depth = 8192;
 constexpr index_t most_segments = most_depth / step;
@@ -44,7 +44,7 @@ struct shape {
     }
     index_t const fit = std::min(weight_bytes / std::max(padded, step),
                                  most_starts / std::max<index_t>(segments, 1));
-    outs = std::clamp(fit / block_outs * block_outs, block_outs, most_outs);
+    outs = std::clamp(fit / micro_outs * micro_outs, micro_outs, most_outs);
   }
 };
 
@@ -82,19 +82,19 @@ MOE64_BEGIN_AVX512_VNNI
 
 namespace {
 
-/// What one task works on: 131 KiB of stack. Codes lie in steps of 64; starts are what the sums of
-/// a segment begin with: x is stored 128 higher than it is, so 128 times the sum of the weights of
-/// each lane is taken off first.
+/// What one task works on: 131 KiB of stack. Codes lie in steps of 64; starts are what the
+/// accumulators of a segment begin with: x is stored 128 higher than it is, so 128 times the sum of
+/// the weights of each lane is taken off first.
 struct memory {
   alignas(64) std::int8_t weights[weight_bytes];
-  alignas(64) std::uint8_t x[block_rows * most_depth];
+  alignas(64) std::uint8_t x[micro_rows * most_depth];
   alignas(64) std::int32_t starts[most_starts][lane_count];
   float weight_scales[most_starts];
-  float x_scales[block_rows][most_segments];
+  float x_scales[micro_rows][most_segments];
 };
 
 /// `count` codes to steps in which lane l holds elements l, l + 16, l + 32 and l + 48: that is
-/// where f32 sums have them. Zeros behind the codes.
+/// where f32 accumulators have them. Zeros behind the codes.
 void load_steps(void const* data, index_t first, index_t count, std::int8_t flip, std::int8_t* to) {
   alignas(64) std::int8_t order[step];
   for (int i = 0; i < 64; ++i) order[i] = static_cast<std::int8_t>(i % 4 * 16 + i / 4);
@@ -118,7 +118,7 @@ void load_grid_row(quantized_view const& q, index_t expert, index_t grid_row, fl
 
 void load_weights(grouped_gemm_args const& args, shape const& s, tile_place const& at, memory& m) {
   index_t const rows_per_scale = args.weights.layout().rows_per_scale(args.weights.part_rows());
-  for (index_t n = 0; n < round_up(at.outs, block_outs); ++n) {
+  for (index_t n = 0; n < round_up(at.outs, micro_outs); ++n) {
     // Outputs that pad the tile repeat its last one and are not stored.
     index_t const out = at.out_begin + std::min(n, at.outs - 1);
     part_row const place = part_row_of(args.weights, out);
@@ -149,7 +149,7 @@ void load_x(grouped_gemm_args const& args, shape const& s, index_t row, index_t 
     load_grid_row(args.x, 0, row + r, scales);
     for (index_t i = 0; i < s.segments; ++i) m.x_scales[r][i] = scales[s.segment[i].x_scale];
   }
-  for (index_t r = rows; r < block_rows; ++r) {
+  for (index_t r = rows; r < micro_rows; ++r) {
     std::memset(m.x + r * s.padded, 0, static_cast<std::size_t>(s.padded));
     std::memset(m.x_scales[r], 0, sizeof(m.x_scales[r]));
   }
@@ -164,38 +164,38 @@ float fold_in_halves(__m512 lanes) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-/// sums[r][n] of block_rows rows and block_outs outputs from `out` on.
-void multiply_block(shape const& s, memory const& m, index_t out, float* sums, index_t stride) {
-  __m512 totals[block_rows][block_outs];
+/// acc[r][n] of micro_rows rows and micro_outs outputs from `out` on.
+void multiply_micro_tile(shape const& s, memory const& m, index_t out, float* acc, index_t stride) {
+  __m512 totals[micro_rows][micro_outs];
   for (auto& row : totals) {
     for (auto& total : row) total = _mm512_setzero_ps();
   }
   for (index_t i = 0, k = 0; i < s.segments; ++i) {
-    __m512i products[block_rows][block_outs];
-    for (index_t n = 0; n < block_outs; ++n) {
+    __m512i products[micro_rows][micro_outs];
+    for (index_t n = 0; n < micro_outs; ++n) {
       __m512i const start = _mm512_load_si512(m.starts[(out + n) * s.segments + i]);
-      for (index_t r = 0; r < block_rows; ++r) products[r][n] = start;
+      for (index_t r = 0; r < micro_rows; ++r) products[r][n] = start;
     }
     for (; k < s.segment[i].end; k += step) {
-      for (index_t n = 0; n < block_outs; ++n) {
+      for (index_t n = 0; n < micro_outs; ++n) {
         __m512i const weights = _mm512_load_si512(m.weights + (out + n) * s.padded + k);
-        for (index_t r = 0; r < block_rows; ++r) {
+        for (index_t r = 0; r < micro_rows; ++r) {
           __m512i const x = _mm512_load_si512(m.x + r * s.padded + k);
           products[r][n] = _mm512_dpbusd_epi32(products[r][n], x, weights);
         }
       }
     }
-    for (index_t n = 0; n < block_outs; ++n) {
-      for (index_t r = 0; r < block_rows; ++r) {
+    for (index_t n = 0; n < micro_outs; ++n) {
+      for (index_t r = 0; r < micro_rows; ++r) {
         float const scale = m.x_scales[r][i] * m.weight_scales[(out + n) * s.segments + i];
         totals[r][n] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products[r][n]), _mm512_set1_ps(scale),
                                        totals[r][n]);
       }
     }
   }
-  for (index_t r = 0; r < block_rows; ++r) {
-    for (index_t n = 0; n < block_outs; ++n) {
-      sums[r * stride + n] = fold_in_halves(totals[r][n]);
+  for (index_t r = 0; r < micro_rows; ++r) {
+    for (index_t n = 0; n < micro_outs; ++n) {
+      acc[r * stride + n] = fold_in_halves(totals[r][n]);
     }
   }
 }
@@ -203,16 +203,16 @@ void multiply_block(shape const& s, memory const& m, index_t out, float* sums, i
 void multiply_tile(grouped_gemm_args const& args, shape const& s, tile_place const& task) {
   memory m;
   load_weights(args, s, task, m);
-  for (index_t r = 0; r < task.rows; r += block_rows) {
+  for (index_t r = 0; r < task.rows; r += micro_rows) {
     tile_place at = task;
     at.row_begin += r;
-    at.rows = std::min(block_rows, task.rows - r);
+    at.rows = std::min(micro_rows, task.rows - r);
     load_x(args, s, at.row_begin, at.rows, m);
-    float sums[block_rows * most_outs];
-    for (index_t n = 0; n < task.outs; n += block_outs) {
-      multiply_block(s, m, n, sums + n, most_outs);
+    float acc[micro_rows * most_outs];
+    for (index_t n = 0; n < task.outs; n += micro_outs) {
+      multiply_micro_tile(s, m, n, acc + n, most_outs);
     }
-    N_AVX3::store_tile_simd(args, at, sums, nullptr, most_outs);
+    N_AVX3::store_tile_simd(args, at, acc, nullptr, most_outs);
   }
 }
 
