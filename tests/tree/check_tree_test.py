@@ -250,7 +250,7 @@ class CheckTreeTest(unittest.TestCase):
         for word in ["the copy engine", "Blocks of threads", "a block of threads", "two groups of four warps", "codes by codes",
                      "numbers by codes", "weights are the left operand", "rows that are left over", "second-level cache",
                      "blocks that stay", "stores taken apart", "what it reckons", "a stand-in", "on the card",
-                     "wgmma_decode"]:
+                     "wgmma_decode", "a left_fragment"]:
             with self.subTest(word):
                 self.write("src/core/a.cpp", f"\n// {word}\n")
                 self.assert_caught(("src/core/a.cpp", 2, "words"))
@@ -290,6 +290,24 @@ class CheckTreeTest(unittest.TestCase):
                     else:
                         self.assert_caught((place, 2, "cuda"))
                     self.write(place, "\n")
+
+    def test_kernels_without_a_head(self):
+        self.on_map("src/cuda/")
+        for name in OPERATIONS:
+            self.write(f"src/cuda/{name}.cpp", "\n")
+        place = "src/cuda/kernels/a.cu"
+        head = ["/// Computes: y.", "/// Grid: a CTA for each of", "///   the rows.", "/// Threads: 256.",
+                "/// Shared memory: none.", "/// Limits: none."]
+        for kernel in (["__global__ void f() {}"], ["template <class X,", "          class Y>", "__global__ void f() {}"]):
+            self.write(place, "\n".join(["", *head, *kernel, ""]))
+            self.assert_clean()
+            self.write(place, "\n".join(["", *head, *kernel, ""]).replace("Threads", "Warp roles"))
+            self.assert_clean()
+            for gone in (0, 1, 3, 4, 5):
+                self.write(place, "\n".join(["", *head[:gone], *head[gone + 1:], *kernel, ""]))
+                self.assert_caught((place, len(head) + len(kernel), "heads"))
+        self.write(place, "/// Computes: x.\n\n__global__ void f() {}\n")
+        self.assert_caught(*[(place, 3, "heads")] * 5)
 
 
 if __name__ == "__main__":
