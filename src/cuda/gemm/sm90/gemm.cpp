@@ -30,7 +30,7 @@ support takes_scales(quantized_view const& x, quantized_view const& weights) {
   return takes_weight_scales(weights);
 }
 
-/// How many f32 scales of a row of x, which has `count`, one cp.async can bring: they are
+/// How many f32 scales of a row of x, which has `count`, one cp.async can load: they are
 /// contiguous and aligned to what they take.
 int scales_per_copy(block_scales const& x, index_t count) {
   if (x.type != dtype::f32 || x.k != 1 || x.k_blocks != 1) return 1;
@@ -45,16 +45,14 @@ int scales_per_copy(block_scales const& x, index_t count) {
 
 static_assert(work_counter_words * sizeof(std::uint32_t) <= grouped_gemm_scratch_bytes);
 
-/// Whether the dynamic schedule pays (docs/experiments/sm90-schedulers.md): an expert's weights are
-/// too large for L2 to keep them until its other rows come, and it has some.
-bool dynamic_schedule_pays(grouped_gemm_args const& args, tile_shape tile, index_t rows,
-                           index_t tiles) {
-  constexpr index_t least_rows = 161, most_bytes_in_l2 = index_t{8} << 20;
-  constexpr index_t most_tiles = index_t{1} << 31;  // the work counter has 32 bits
-  weight_stack const& w = args.weights;
-  index_t const bytes = w.parts() * w.part_rows() * w.cols() * (w.type() == dtype::e4m3 ? 1 : 2);
-  return tile == tile_shape::m256n128 && rows >= least_rows && bytes > most_bytes_in_l2 &&
-         tiles < most_tiles;
+/// Bytes of the weights of an expert.
+index_t expert_bytes(weight_stack const& w) {
+  return w.parts() * w.part_rows() * w.cols() * bits(w.type()) / 8;
+}
+
+/// Whether the work counter, of 32 bits, and its mailboxes are enough.
+bool fits_work_counter(index_t tiles, index_t clusters) {
+  return tiles < index_t{1} << 31 && clusters <= most_clusters;
 }
 
 /// What a call goes without; it gets the same bits, later.
@@ -149,7 +147,8 @@ void run(grouped_gemm_args const& args, stream where, std::span<tile_rule const>
       checked_mul(checked_add(ceil_div(args.x.rows(), config.rows), args.weights.experts()),
                   p.parts * ceil_div(p.n_part, config.outs));
   index_t const clusters = std::min(tiles, on.multiprocessors() / config.cluster);
-  if (dynamic_schedule_pays(args, tile, rows, tiles) && clusters <= most_clusters) {
+  if (dynamic_schedule_pays(tile, rows, expert_bytes(args.weights)) &&
+      fits_work_counter(tiles, clusters)) {
     if (args.scratch.bytes >= grouped_gemm_scratch_bytes) {
       p.work_counter = static_cast<std::uint32_t*>(args.scratch.data);
       on.fill(p.work_counter, 0, work_counter_words * sizeof(std::uint32_t));

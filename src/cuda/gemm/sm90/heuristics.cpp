@@ -35,6 +35,10 @@ constexpr tile_rule of_w8a8[] = {
     {.tile = m256n128, .why = many_rows},
 };
 
+// The dynamic schedule (docs/experiments/sm90-schedulers.md): the weights of an expert are too
+// large for L2 to keep them until its other rows come, and it has some.
+constexpr index_t least_dynamic_rows = 161, most_bytes_in_l2 = index_t{8} << 20;
+
 constexpr tile_rule of_bf16[] = {
     {.tile = m32n128, .why = few_rows, .most_rows = 16},
     {.tile = m64n128, .why = some_rows, .most_rows = 48},
@@ -67,6 +71,11 @@ constexpr tile_rule of_fused_layer[] = {
 };
 
 }  // namespace
+
+bool dynamic_schedule_pays(tile_shape tile, index_t rows_per_expert, index_t expert_bytes) {
+  return tile == m256n128 && rows_per_expert >= least_dynamic_rows &&
+         expert_bytes > most_bytes_in_l2;
+}
 
 std::span<tile_rule const> w8a8_tiles() { return of_w8a8; }
 std::span<tile_rule const> bf16_tiles() { return of_bf16; }

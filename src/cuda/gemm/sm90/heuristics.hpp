@@ -18,6 +18,11 @@ using tile_rule = cuda::tile_rule<tile_shape>;
 [[nodiscard]] std::span<tile_rule const> w8a16_transposed_tiles();
 [[nodiscard]] std::span<tile_rule const> w4a16_tiles();
 
+/// Whether m256n128 takes its tiles from a work counter; other tiles have no dynamic schedule.
+/// `expert_bytes`: of the weights of an expert.
+[[nodiscard]] bool dynamic_schedule_pays(tile_shape tile, index_t rows_per_expert,
+                                         index_t expert_bytes);
+
 /// By tokens, of which an expert has one row each at most.
 [[nodiscard]] std::span<tile_rule const> fused_layer_tiles();
 
