@@ -88,7 +88,7 @@ void run_layer(layer_calls const& calls, stream where) {
   row_major_target const rows_to = row_major_target_of(rows_of(calls), quantize_row_major_width);
   activate_args const& activate = calls.activate;
   routing_plan const& plan = calls.plan.plan;
-  layer_counters const at =
+  layer_counters const index =
       counters_of(plan.slots(), calls.gather.x.extent[1], calls.activate.gate.extent[1]);
   auto* const counters = static_cast<std::uint32_t*>(calls.counters.data);
   plan_gather_parameters const first = {.plan = rounds_parameters_of(calls.plan),
@@ -99,7 +99,7 @@ void run_layer(layer_calls const& calls, stream where) {
                                                    .top_k = plan.top_k,
                                                    .prefetch_bytes = 0},
                                         .counters = counters,
-                                        .counter_words = at.words()};
+                                        .counter_words = index.words()};
   index_t const items = plan.tokens * rows_to.row_items.by;
   on.launch(plan_gather_kernel(calls.gather.x.type),
             {ceil_div(items, plan_gather_threads) + 2, plan_gather_threads}, first);
@@ -120,7 +120,7 @@ void run_layer(layer_calls const& calls, stream where) {
              .rows = calls.combine.rows.values(),
              .y = calls.combine.y,
              .weighted = calls.combine.weighted,
-             .at = at,
+             .index = index,
              .counters = counters});
 }
 

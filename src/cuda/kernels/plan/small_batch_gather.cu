@@ -7,15 +7,15 @@ namespace moe64::cuda {
 namespace {
 
 /// The arrays of the plan, by one CTA.
-__device__ void write_plan(plan_rounds_parameters const& p, few_slot const& mine, float weight,
-                           sorted_few const& sorted) {
+__device__ void write_plan(plan_rounds_parameters const& p, small_batch_slot const& mine,
+                           float weight, small_batch_slots const& sorted) {
   __shared__ cta_others others;
   int const slot = thread_number();
   bool const exists = slot < p.slots;
   others.clear();
   int const rows = __syncthreads_count(mine.row >= 0 ? 1 : 0);
   others_seen seen;
-  if (exists && few_local(p, mine.id) < 0) {
+  if (exists && local_expert(p, mine.id) < 0) {
     seen.add(p.experts_total, mine.id, static_cast<std::uint32_t>(slot));  // narrow-ok: a slot
   }
   others.add(seen, 0);
@@ -43,13 +43,13 @@ __device__ void clear_counters(plan_gather_parameters const& p) {
   pdl_launch_dependents();
 }
 
-__device__ void make_plan(plan_rounds_parameters const& p, sorted_few& sorted) {
+__device__ void make_plan(plan_rounds_parameters const& p, small_batch_slots& sorted) {
   int const slot = thread_number();
   bool const exists = slot < p.slots;
-  index_t const id = exists ? few_id(p, slot) : -1;
+  index_t const id = exists ? id_of_slot(p, slot) : -1;
   float weight = 1.0F;
   if (exists && p.weights != nullptr) weight = load_number(p.weights_type, p.weights, slot);
-  write_plan(p, sort_few(p, id, sorted), weight, sorted);
+  write_plan(p, small_batch_sort(p, id, sorted), weight, sorted);
 }
 
 /// Computes: the plan; codes e4m3 and scales f32 of each row = its token, a scale for every 128
@@ -64,14 +64,14 @@ __global__ void __launch_bounds__(plan_gather_threads)
     plan_gather_small_batch(plan_gather_parameters const p) {
   constexpr int width = quantize_row_major_width;
   constexpr std::uint32_t lanes = group_items<width>;
-  __shared__ sorted_few sorted;
+  __shared__ small_batch_slots sorted;
   pdl_wait();
   if (blockIdx.x == gridDim.x - 1) return clear_counters(p);
   pdl_launch_dependents();
   if (blockIdx.x == gridDim.x - 2) return make_plan(p.plan, sorted);
   bool const in_warp = p.plan.slots <= warp_slots;
   int const own_slot = in_warp ? lane_number() : thread_number();
-  index_t const id = own_slot < p.plan.slots ? few_id(p.plan, own_slot) : -1;
+  index_t const id = own_slot < p.plan.slots ? id_of_slot(p.plan, own_slot) : -1;
   row_major_target const& to = p.gather.to;
   auto const tokens = static_cast<std::uint32_t>(p.gather.tokens);  // narrow-ok: few
   std::uint32_t const items = tokens * items_of_row(to);
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(plan_gather_threads)
   auto const x = load_item<X, width>(p.gather.x, at.exists ? at.row : 0, at.exists ? at.index : 0);
   int own_row = -1;
   if (in_warp) {
-    own_row = sort_in_warp(p.plan, id).row;
+    own_row = small_batch_sort_in_warp(p.plan, id).row;
   } else {
-    static_cast<void>(sort_few(p.plan, id, sorted));
+    static_cast<void>(small_batch_sort(p.plan, id, sorted));
   }
   std::uint32_t const largest = at.exists ? largest_of(x) : 0;
   block_factor const by = row_major_factor<X>(largest_of_group<width>(largest));

@@ -6,7 +6,7 @@
 namespace moe64::cuda {
 
 /// All slots, sorted by comparing each with each.
-struct sorted_few {
+struct small_batch_slots {
   static constexpr int nobody = 0x7fffffff;  ///< above all experts
 
   int named[small_batch];   ///< the expert that the slot names, or -1
@@ -15,21 +15,21 @@ struct sorted_few {
 };
 
 /// A slot as its thread sees it.
-struct few_slot {
+struct small_batch_slot {
   index_t id;
   int expert;  ///< nobody: it has no row
   int row;     ///< or -1
   int among;   ///< rows of its expert before it
 };
 
-__device__ inline index_t few_id(plan_rounds_parameters const& p, int slot) {
+__device__ inline index_t id_of_slot(plan_rounds_parameters const& p, int slot) {
   // Past L1: with PDL this kernel may have begun before the ids were written (pdl.cuh).
   if (p.ids_type == dtype::int32) return __ldcg(static_cast<std::int32_t const*>(p.ids) + slot);
   return __ldcg(static_cast<long long const*>(p.ids) + slot);
 }
 
 /// The expert of this plan that an id names, or -1.
-__device__ inline int few_local(plan_rounds_parameters const& p, index_t id) {
+__device__ inline int local_expert(plan_rounds_parameters const& p, index_t id) {
   std::uint64_t const local =
       static_cast<std::uint64_t>(id) - static_cast<std::uint64_t>(p.first_expert);
   bool const here = local < static_cast<std::uint64_t>(p.experts);
@@ -40,36 +40,37 @@ __device__ inline int few_local(plan_rounds_parameters const& p, index_t id) {
 inline constexpr int warp_slots = 32;
 
 /// The same by a warp, for up to warp_slots slots, in registers.
-__device__ inline few_slot sort_in_warp(plan_rounds_parameters const& p, index_t id) {
+__device__ inline small_batch_slot small_batch_sort_in_warp(plan_rounds_parameters const& p,
+                                                            index_t id) {
   constexpr unsigned all = ~0U;
   int const slot = lane_number();
-  int const local = slot < p.slots ? few_local(p, id) : -1;
+  int const local = slot < p.slots ? local_expert(p, id) : -1;
   unsigned const equal = __match_any_sync(all, local);
   int const among = __popc(equal & ((1U << slot) - 1));
-  int const expert = local >= 0 && among < p.most_rows ? local : sorted_few::nobody;
+  int const expert = local >= 0 && among < p.most_rows ? local : small_batch_slots::nobody;
   int before = 0;
   for (int s = 0; s < p.slots; ++s) before += __shfl_sync(all, expert, s) < expert ? 1 : 0;
-  return {id, expert, expert == sorted_few::nobody ? -1 : before + among, among};
+  return {id, expert, expert == small_batch_slots::nobody ? -1 : before + among, among};
 }
 
 /// By all threads of a CTA of at least small_batch, the first of which have a slot each. Ends with
 /// a barrier.
-__device__ inline few_slot sort_few(plan_rounds_parameters const& p, index_t id,
-                                    sorted_few& memory) {
+__device__ inline small_batch_slot small_batch_sort(plan_rounds_parameters const& p, index_t id,
+                                                    small_batch_slots& memory) {
   int const slot = thread_number();
   bool const exists = slot < p.slots;
-  int const local = exists ? few_local(p, id) : -1;
+  int const local = exists ? local_expert(p, id) : -1;
   if (exists) memory.named[slot] = local;
   __syncthreads();
   int among = 0;
   if (local >= 0) {
     for (int s = 0; s < slot; ++s) among += memory.named[s] == local ? 1 : 0;
   }
-  int const expert = local >= 0 && among < p.most_rows ? local : sorted_few::nobody;
+  int const expert = local >= 0 && among < p.most_rows ? local : small_batch_slots::nobody;
   if (exists) memory.expert[slot] = expert;
   __syncthreads();
   int row = -1;
-  if (expert != sorted_few::nobody) {
+  if (expert != small_batch_slots::nobody) {
     row = among;
     for (int s = 0; s < p.slots; ++s) row += memory.expert[s] < expert ? 1 : 0;
   }

@@ -15,8 +15,8 @@ template <int Outs>
 struct output_terms {
   float factor[Outs], addend[Outs];
 
-  [[nodiscard]] __device__ float of(int out, float sum) const {
-    return sum * factor[out] + addend[out];
+  [[nodiscard]] __device__ float of(int out, float accumulator) const {
+    return accumulator * factor[out] + addend[out];
   }
 };
 

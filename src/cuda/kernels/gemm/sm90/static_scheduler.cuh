@@ -9,7 +9,7 @@ namespace moe64::cuda {
 
 /// A tile of a cluster as that of one of its CTAs, which have neighbouring outputs.
 struct tile_split {
-  index_t tiles_each;  ///< tiles of outputs of a part
+  index_t tiles_per_part;  ///< tiles of outputs of a part
   int outs, most_rows, cluster, rank;
 
   [[nodiscard]] __device__ gemm_tile operator()(tile_place const& place) const {
@@ -17,8 +17,8 @@ struct tile_split {
     tile.expert = static_cast<int>(place.expert);  // narrow-ok: host looked
     tile.row = static_cast<int>(place.row_begin);  // narrow-ok: host looked
     tile.rows = within(place.rows, most_rows);
-    tile.part = place.out_tile >= tiles_each ? 1 : 0;
-    index_t const first = place.out_tile - tile.part * tiles_each;
+    tile.part = place.out_tile >= tiles_per_part ? 1 : 0;
+    index_t const first = place.out_tile - tile.part * tiles_per_part;
     tile.out = static_cast<int>((first * cluster + rank) * outs);  // narrow-ok: host looked
     return tile;
   }

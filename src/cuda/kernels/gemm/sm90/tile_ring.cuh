@@ -15,7 +15,7 @@ struct gemm_tile {
   bool shares_weights = false;  ///< m128n192: the other CTA of the cluster has the same weights
 
   /// Steps of 8 rows that are loaded and multiplied, at least one.
-  [[nodiscard]] __device__ int eights() const { return rows <= 8 ? 1 : (rows + 7) / 8; }
+  [[nodiscard]] __device__ int steps_of_8() const { return rows <= 8 ? 1 : (rows + 7) / 8; }
 };
 
 inline constexpr int tile_slots = 4;

@@ -34,6 +34,12 @@ __device__ inline int matrix_coordinate(part_places const& part, int expert) {
   return static_cast<int>(place_of(part.values, expert));  // narrow-ok: host looked
 }
 
+/// Where 8 outputs of a row lie among rows of 128 bytes, in the 128-byte swizzle of TMA: no bank
+/// conflicts of STSM or of the reads behind it.
+[[nodiscard]] __device__ inline int swizzled_place(int row, int vec8) {
+  return row * 128 + (vec8 ^ (row % 8)) * 16;
+}
+
 /// By one thread: the first loads would wait for their descriptors.
 __device__ inline void prefetch_maps(sm90_gemm_parameters const& p) {
   auto const prefetch = [](tensor_map const& map) {

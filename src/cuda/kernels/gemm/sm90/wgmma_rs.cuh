@@ -8,7 +8,8 @@
 /// 8: {row, row + 8} of the first pairs, then of the second.
 namespace moe64::cuda {
 
-struct left_fragment {
+/// Operand A of a k-step, as its thread holds it.
+struct a_fragment {
   std::uint32_t pair[4];
 };
 
@@ -50,17 +51,17 @@ MOE64_WGMMA(136)
 MOE64_WGMMA(144)
 #undef MOE64_WGMMA
 
-template <class Left, int Rows, std::size_t... I>
-__device__ __forceinline__ void wgmma_register_step(left_fragment const& left, std::uint64_t right,
+template <class Element, int Rows, std::size_t... I>
+__device__ __forceinline__ void wgmma_register_step(a_fragment const& a, std::uint64_t b,
                                                     float* acc, std::index_sequence<I...>) {
-  Left::template mma<Rows>::fma(left.pair[0], left.pair[1], left.pair[2], left.pair[3], right,
-                                acc[I]..., cute::SM90::GMMA::ScaleOut::One);
+  Element::template mma<Rows>::fma(a.pair[0], a.pair[1], a.pair[2], a.pair[3], b, acc[I]...,
+                                   cute::SM90::GMMA::ScaleOut::One);
 }
 
 /// Keeps the compiler from moving accesses of registers that WGMMA reads.
-__device__ __forceinline__ void fence_registers(left_fragment& left) {
+__device__ __forceinline__ void fence_registers(a_fragment& a) {
 #pragma unroll
-  for (std::uint32_t& pair : left.pair) cute::warpgroup_fence_operand(pair);
+  for (std::uint32_t& pair : a.pair) cute::warpgroup_fence_operand(pair);
 }
 
 }  // namespace moe64::cuda

@@ -42,23 +42,23 @@ class layer_finisher {
   __device__ void finish(layer_tile const& tile, int slot) const {
     int const out = tile.out / 128;
     if (tile.gemm == down) {
-      if (is_last(p_.at.done(out), memory_.row_tile_count, slot)) combine(tile.out, 128);
+      if (is_last(p_.index.done(out), memory_.row_tile_count, slot)) combine(tile.out, 128);
       return;
     }
-    if (!is_last(p_.at.written(tile.row_tile, out), p_.gemm[gate_up].parts, slot)) return;
+    if (!is_last(p_.index.written(tile.row_tile, out), p_.gemm[gate_up].parts, slot)) return;
     activate(tile);
     fence_before_tma();
     sync_finisher();
-    if (thread_ == 0) static_cast<void>(add_one(p_.counters + p_.at.quantized(tile.row_tile)));
+    if (thread_ == 0) static_cast<void>(add_one(p_.counters + p_.index.quantized(tile.row_tile)));
   }
 
   /// y of every token from its rows: outputs [first, first + count).
   __device__ void combine(int first, int count) const {
     constexpr int in_flight = 8;
-    int const top_k = p_.plan.top_k, eights = count / 8;
+    int const top_k = p_.plan.top_k, vec8s = count / 8;
     int const tokens = p_.plan.slots / top_k;
-    for (int i = thread_; i < tokens * eights; i += threads) {
-      int const token = i / eights, col = first + i % eights * 8;
+    for (int i = thread_; i < tokens * vec8s; i += threads) {
+      int const token = i / vec8s, col = first + i % vec8s * 8;
       if (col >= p_.y.extent[1]) continue;
       float sum[8] = {};
       for (int k = 0; k < top_k; k += in_flight) {

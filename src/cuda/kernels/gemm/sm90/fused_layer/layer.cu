@@ -25,10 +25,15 @@ __global__ void __maxnreg__(Tile::config.consumer_registers)
   int const warp = warp_number();
   // plan_gather_kernel lets this one begin when all before it has ended and counters are zeros.
   unsigned first_tile = 0;
-  if (threadIdx.x == 0) first_tile = atomicAdd(p.counters + p.at.work(), 1U);
-  index_t const id = thread_number() < p.plan.slots ? few_id(p.plan, thread_number()) : -1;
-  if (threadIdx.x == 32) memory.make_barriers();
-  if (threadIdx.x >= 64 && threadIdx.x < 66) prefetch_maps(p.gemm[threadIdx.x - 64]);
+  if (threadIdx.x == first_thread_of(layer_warp::producer)) {
+    first_tile = atomicAdd(p.counters + p.index.work(), 1U);
+  }
+  index_t const id = thread_number() < p.plan.slots ? id_of_slot(p.plan, thread_number()) : -1;
+  if (threadIdx.x == first_thread_of(layer_warp::x_watcher)) memory.make_barriers();
+  constexpr unsigned prefetcher = first_thread_of(layer_warp::first_scale);  // and the next
+  if (threadIdx.x >= prefetcher && threadIdx.x < prefetcher + 2) {
+    prefetch_maps(p.gemm[threadIdx.x - prefetcher]);
+  }
   if (p.plan.slots <= warp_slots) {
     __syncthreads();
     if (warp == layer_warp::producer) find_row_tiles_in_warp(p.plan, id, memory);

@@ -33,7 +33,7 @@ struct sm90_fused_layer_parameters {
   plan_rounds_parameters plan;
   tensor_view rows, y;  ///< [capacity, hidden] and [tokens, hidden] bf16 f16, rows of whole vec8
   bool weighted;
-  layer_counters at;
+  layer_counters index;
   std::uint32_t* counters;
 };
 

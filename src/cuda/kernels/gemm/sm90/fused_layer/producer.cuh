@@ -17,8 +17,8 @@ __device__ void watch_x(sm90_fused_layer_parameters const& p, layer_memory<Tile>
     if (tile.expert < 0) return;
     if (lane_number() != 0) continue;
     if (tile.gemm == down) {
-      auto const groups = static_cast<std::uint32_t>(p.at.groups);  // narrow-ok: host looked
-      while (load_acquire(p.counters + p.at.quantized(tile.row_tile)) != groups) {
+      auto const groups = static_cast<std::uint32_t>(p.index.groups);  // narrow-ok: host looked
+      while (load_acquire(p.counters + p.index.quantized(tile.row_tile)) != groups) {
       }
     }
     arrive(memory.x_there[reader.at().slot]);
@@ -45,7 +45,7 @@ class layer_producer {
       if (first && tile.gemm == down) give_way();
       index_t const k = p_.gemm[tile.gemm].k;
       number = load(tile, static_cast<int>(ceil_div(k, stage_k)), to);  // narrow-ok: host looked
-      if (tile.gemm == gate_up) atomicAdd(p_.counters + p_.at.requested(), 1U);
+      if (tile.gemm == gate_up) atomicAdd(p_.counters + p_.index.requested(), 1U);
     }
   }
 
@@ -54,7 +54,7 @@ class layer_producer {
 
   /// A CTA that begins with down has time: gate_up is read first.
   __device__ void give_way() const {
-    while (2 * load_acquire(p_.counters + p_.at.requested()) < tiles_.gate_up_tiles()) {
+    while (2 * load_acquire(p_.counters + p_.index.requested()) < tiles_.gate_up_tiles()) {
     }
   }
 
@@ -62,7 +62,7 @@ class layer_producer {
     constexpr auto hint = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
     shared_barrier& filled = memory_.gemm.stages.filled[slot];
     auto const bytes = static_cast<std::uint32_t>(  // narrow-ok: a stage
-        Tile::weight_bytes + tile.eights() * 1024);
+        Tile::weight_bytes + tile.steps_of_8() * 1024);
     cute::set_barrier_transaction_bytes(filled, bytes);
     cute::SM90_TMA_LOAD_3D::copy(&p_.gemm[tile.gemm].weights[tile.part], &filled, hint,
                                  memory_.gemm.stage[slot], k * Tile::elements::stage_k, tile.out,
@@ -70,7 +70,7 @@ class layer_producer {
   }
   __device__ void load_x(layer_tile const& tile, int k, int slot) const {
     static_assert(Tile::rows <= 16);
-    int const box = tile.eights() - 1;
+    int const box = tile.steps_of_8() - 1;
     cute::SM90_TMA_LOAD_2D::copy(&p_.gemm[tile.gemm].x[box], &memory_.gemm.stages.filled[slot],
                                  keep_in_l2, memory_.gemm.stage[slot] + Tile::weight_bytes,
                                  k * Tile::elements::stage_k, tile.row);
@@ -105,13 +105,13 @@ class layer_producer {
       if (!there) continue;
       request_x(k + 1);
       if (!taken && k + before_end >= k_stages) {
-        next = atomicAdd(p_.counters + p_.at.work(), 1U);
+        next = atomicAdd(p_.counters + p_.index.work(), 1U);
         taken = true;
       }
     }
     if (!there) await(x_there, place.parity), fence_before_tma();
     request_x(k_stages);
-    return taken ? next : atomicAdd(p_.counters + p_.at.work(), 1U);
+    return taken ? next : atomicAdd(p_.counters + p_.index.work(), 1U);
   }
 
   sm90_fused_layer_parameters const& p_;

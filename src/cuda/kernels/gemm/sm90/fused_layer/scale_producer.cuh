@@ -59,7 +59,7 @@ class layer_scale_producer {
         float* const to = memory.factor[at_.slot];
 #pragma unroll
         for (int r = 0; r < Tile::rows; ++r) {
-          if (r < tile.eights() * 8) to[Tile::factor_place(r)] = of_rows[r] * of_weights;
+          if (r < tile.steps_of_8() * 8) to[Tile::factor_place(r)] = of_rows[r] * of_weights;
         }
       }
       __syncwarp();

@@ -11,9 +11,9 @@ template <class Tile>
 __device__ void find_row_tiles(plan_rounds_parameters const& p, index_t id,
                                layer_memory<Tile>& memory) {
   int const slot = thread_number();
-  few_slot const mine = sort_few(p, id, memory.sorted);
+  small_batch_slot const mine = small_batch_sort(p, id, memory.sorted);
   bool const begins = mine.row >= 0 && mine.among % Tile::rows == 0;
-  if (slot < p.slots) memory.begins[slot] = begins ? mine.row : sorted_few::nobody;
+  if (slot < p.slots) memory.begins[slot] = begins ? mine.row : small_batch_slots::nobody;
   int const count = __syncthreads_count(begins ? 1 : 0);
   if (thread_number() == 0) memory.row_tile_count = count;
   if (begins) {
@@ -32,10 +32,10 @@ template <class Tile>
 __device__ void find_row_tiles_in_warp(plan_rounds_parameters const& p, index_t id,
                                        layer_memory<Tile>& memory) {
   constexpr unsigned all = ~0U;
-  few_slot const mine = sort_in_warp(p, id);
+  small_batch_slot const mine = small_batch_sort_in_warp(p, id);
   int const rows = __popc(__match_any_sync(all, mine.expert)) - mine.among;
   bool const begins = mine.row >= 0 && mine.among % Tile::rows == 0;
-  int const begin = begins ? mine.row : sorted_few::nobody;
+  int const begin = begins ? mine.row : small_batch_slots::nobody;
   int number = 0;
   for (int s = 0; s < p.slots; ++s) number += __shfl_sync(all, begin, s) < begin ? 1 : 0;
   int const count = __popc(__ballot_sync(all, begins));

@@ -37,7 +37,7 @@ inline constexpr int written_slots = 2;
 template <class Tile>
 struct layer_memory {
   swap_ab_memory<Tile> gemm;
-  sorted_few sorted;
+  small_batch_slots sorted;
   int begins[small_batch];  ///< row of a slot with which a row tile begins, or nobody
   row_tile row_tiles[small_batch];
   int row_tile_count;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/gemm/sm90/large_m/accumulators.cuh"
+#include "cuda/kernels/gemm/sm90/tma.cuh"
 
 #include <cute/arch/copy_sm90.hpp>
 
@@ -36,7 +37,7 @@ __device__ __forceinline__ void stage_y(float const* acc, bool bf16, int lane,
     for (int i = 0; i < Tile::y_cols; i += 32) {
       float const* const s = acc + i / 2 + first / 4;
       auto& place = *reinterpret_cast<cute::uint128_t*>(
-          buffer + Tile::y_place(first + lane % 8, i / 8 + lane / 8));
+          buffer + swizzled_place(first + lane % 8, i / 8 + lane / 8));
       cute::SM90_U32x4_STSM_N::copy(packed(s[0], s[1], bf16), packed(s[4], s[5], bf16),
                                     packed(s[8], s[9], bf16), packed(s[12], s[13], bf16), place);
     }
@@ -84,8 +85,8 @@ __device__ __forceinline__ void store_tail(large_m_consumer<Tile> const& thread,
   std::uint8_t* const buffer = thread.memory.y[thread.warpgroup * 4 + warp];
   // Four 8 x 8 matrices, transposed: rows 0 by outputs 0 and 8 of the warp's 16, rows 8 by the
   // same.
-  std::uint8_t* const to = buffer + Tile::y_place(lane % 8, lane / 8);
-  std::uint8_t const* const from = buffer + Tile::y_place(lane / 2 % 8, lane / 16 * 2 + lane % 2);
+  std::uint8_t* const to = buffer + swizzled_place(lane % 8, lane / 8);
+  std::uint8_t const* const from = buffer + swizzled_place(lane / 2 % 8, lane / 16 * 2 + lane % 2);
   out += tile.out + warp * 16 + lane % 2 * 8;
   row += lane / 2;
 #pragma unroll
@@ -111,13 +112,13 @@ __device__ void large_m_accumulators<Tile, Own, Shared, Tail>::store_by_warps(
   constexpr int cols = Tile::y_cols, rows_per_store = 32 / (cols / 8),
                 stores = Tile::y_rows / rows_per_store;
   int const lane = thread_index::lane(), warp = thread_index::warp();
-  int const first = lane / (cols / 8), eight = lane % (cols / 8);
+  int const first = lane / (cols / 8), vec8 = lane % (cols / 8);
   std::uint8_t* const buffer = memory_.y[warpgroup_ * 4 + warp];
   row += warp * Tile::warp_rows;
   out += tile.out;
   bool const whole = p_.y_vectors && row + Tile::warp_rows <= tile.rows && out + Outs <= p_.n_part;
   row += first;
-  out += eight * 8;
+  out += vec8 * 8;
   std::uint16_t* y = y_at(p_, tile, row, out);
   index_t const step = rows_per_store * p_.y.stride[0];
 #pragma unroll
@@ -132,7 +133,7 @@ __device__ void large_m_accumulators<Tile, Own, Shared, Tail>::store_by_warps(
 #pragma unroll
         for (int i = 0; i < stores; ++i) {
           values[i] = *reinterpret_cast<uint4 const*>(
-              buffer + Tile::y_place(i * rows_per_store + first, eight));
+              buffer + swizzled_place(i * rows_per_store + first, vec8));
         }
 #pragma unroll
         for (int i = 0; i < stores; ++i, to += step) store_vec8(to, values[i]);
@@ -140,7 +141,7 @@ __device__ void large_m_accumulators<Tile, Own, Shared, Tail>::store_by_warps(
 #pragma unroll 1
         for (int i = 0; i < Tile::y_rows; i += rows_per_store, to += step) {
           if (row + done + i >= tile.rows) break;
-          store_outputs(p_, buffer + Tile::y_place(i + first, eight), to, out);
+          store_outputs(p_, buffer + swizzled_place(i + first, vec8), to, out);
         }
       }
       __syncwarp();

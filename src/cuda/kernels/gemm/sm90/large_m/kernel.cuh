@@ -1,8 +1,8 @@
 #pragma once
 
+#include "cuda/kernels/gemm/sm90/large_m/epilogue.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/m128n192.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/m192n128.cuh"
-#include "cuda/kernels/gemm/sm90/large_m/m256n128.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/producer.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/scale_producer.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/scheduler.cuh"
@@ -48,7 +48,64 @@ __device__ __forceinline__ void produce(sm90_gemm_parameters const& p, large_m_m
   }
 }
 
-/// What a consumer warpgroup has of a tile.
+/// m256n128: each of the two consumer warpgroups has half of the sub-tiles; an odd one and the tail
+/// rows they share, 64 outputs each. By the code for the number of sub-tiles.
+template <class Tile, bool Tail>
+__device__ __forceinline__ void compute_m256n128(large_m_consumer<Tile>& thread,
+                                                 gemm_tile const& tile, int k_stages) {
+  int const sub_tiles = row_split(tile.rows).sub_tiles;
+  if (sub_tiles == 4) return compute_rows<Tile, 2, false, Tail>(thread, tile, k_stages);
+  if (sub_tiles == 3) return compute_rows<Tile, 1, true, Tail>(thread, tile, k_stages);
+  if (sub_tiles == 2) return compute_rows<Tile, 1, false, Tail>(thread, tile, k_stages);
+  if (sub_tiles == 1) return compute_rows<Tile, 0, true, Tail>(thread, tile, k_stages);
+  if constexpr (Tail) compute_rows<Tile, 0, false, true>(thread, tile, k_stages);
+}
+
+template <class Tile>
+__device__ __forceinline__ void compute_m256n128(large_m_consumer<Tile>& thread,
+                                                 gemm_tile const& tile, int k_stages) {
+  if (row_split(tile.rows).tail) return compute_m256n128<Tile, true>(thread, tile, k_stages);
+  compute_m256n128<Tile, false>(thread, tile, k_stages);
+}
+
+/// m192n128: each of the three consumer warpgroups has a sub-tile. Of two the third warpgroup has
+/// none, one is shared by the first two, 64 outputs each. Tail rows, of tiles of fewer than three
+/// sub-tiles, are the third warpgroup's.
+template <class Tile>
+__device__ __forceinline__ void compute_m192n128(large_m_consumer<Tile>& thread,
+                                                 gemm_tile const& tile, int k_blocks) {
+  // Shuffled, so that the compiler knows that it is uniform.
+  row_split const rows(__shfl_sync(~0U, tile.rows, 0));
+  bool const last = thread.warpgroup == 2;
+  if (rows.sub_tiles == 3 || (rows.sub_tiles == 2 && !last)) {
+    compute_rows<Tile, 1, false, false>(thread, tile, k_blocks);
+  } else if (rows.sub_tiles == 1 && !last) {
+    compute_rows<Tile, 0, true, false>(thread, tile, k_blocks);
+  } else if (rows.tail && last) {
+    tail_accumulators<Tile> acc(thread, rows.sub_tiles * sub_tile_rows);
+    acc.add(k_blocks);
+    acc.finish(tile);
+    acc.store(tile);
+  } else {
+    skip_tile(thread, k_blocks);
+  }
+}
+
+/// m128n192: each of the two consumer warpgroups has a sub-tile.
+template <class Tile>
+__device__ __forceinline__ void compute_m128n192(large_m_consumer<Tile>& thread,
+                                                 gemm_tile const& tile, int k_blocks) {
+  // Shuffled, so that the compiler knows that they are uniform.
+  int const rows = __shfl_sync(~0U, tile.rows, 0);
+  thread.middle = __shfl_sync(~0U, tile.out / 64 % 2 * Tile::chunk, 0);
+  if (rows > thread.warpgroup * sub_tile_rows) {
+    compute_rows<Tile, 1, false, false>(thread, tile, k_blocks);
+  } else {
+    skip_tile(thread, k_blocks);
+  }
+}
+
+/// What a consumer warpgroup has of a tile, by its accumulators.
 template <class Tile>
 __device__ __forceinline__ void compute_tile(large_m_consumer<Tile>& thread, gemm_tile const& tile,
                                              int k_stages) {
@@ -77,7 +134,7 @@ __global__ void __launch_bounds__(Tile::threads, 1) __cluster_dims__(Tile::clust
   extern __shared__ std::uint8_t shared[];
   static_assert(sizeof(large_m_memory<Tile>) <= 227 * 1024);  // what a CTA of sm_90 may have
   auto& memory = *reinterpret_cast<large_m_memory<Tile>*>(shared);
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == first_thread_of(scheduler_warp)) {
     if (cute::cast_smem_ptr_to_uint(shared) % 1024 != 0) __trap();
     make_barriers(memory);
   }

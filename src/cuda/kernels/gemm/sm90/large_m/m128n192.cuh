@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cuda/kernels/gemm/sm90/large_m/epilogue.cuh"
 #include "cuda/kernels/gemm/sm90/large_m/scheduler.cuh"
 
 /// The tile m128n192 (W8A8), for many rows along a short k: a WGMMA of 64 x 192 takes the tensor
@@ -18,7 +17,7 @@ class row_pair_scheduler {
   __device__ row_pair_scheduler(sm90_gemm_parameters const& p, large_m_memory<Tile>& memory)
       : p_(p),
         publisher_(memory.tile, memory.tiles),
-        outs_each_(static_cast<int>(  // narrow-ok: host looked
+        tiles_per_part_(static_cast<int>(  // narrow-ok: host looked
             ceil_div(p.n_part, index_t{Tile::outs}))) {}
 
   __device__ void run() {
@@ -27,7 +26,7 @@ class row_pair_scheduler {
     tile_cut const cut = large_m_cut<Tile>(p_);
     row_tile_walk walk(cut, 1);
     while (gather(walk)) {
-      int const tiles = pairs * outs_each_ * p_.parts;  // of outputs below 2^31: below 2^28
+      int const tiles = pairs * tiles_per_part_ * p_.parts;  // of outputs below 2^31: below 2^28
       for (; number < tiles; number += clusters) publish(number % pairs, number / pairs);
       number -= tiles;
     }
@@ -57,12 +56,12 @@ class row_pair_scheduler {
     int const rank = rank_in_cluster();
     row_run const own = of_lane(2 * pair + rank), other = of_lane(2 * pair + 1 - rank);
     if (own.rows == 0 && other.rows == 0) return;
-    int const part = out / outs_each_;
+    int const part = out / tiles_per_part_;
     gemm_tile tile = {own.expert,
                       own.row,
                       own.rows,
                       part,
-                      (out - part * outs_each_) * Tile::outs,
+                      (out - part * tiles_per_part_) * Tile::outs,
                       own.rows > 0 && other.rows > 0 && own.expert == other.expert};
     if (own.rows == 0) {
       // The scale producer reads the row before, where a tile has none.
@@ -74,7 +73,7 @@ class row_pair_scheduler {
 
   sm90_gemm_parameters const& p_;
   tile_publisher publisher_;
-  int outs_each_;
+  int tiles_per_part_;
   row_run own_ = {};
 };
 
@@ -129,19 +128,5 @@ class row_pair_producer {
   large_m_memory<Tile>& memory_;
   ring_place<Tile::stages> at_;
 };
-
-/// Who has what: each of the two consumer warpgroups a sub-tile.
-template <class Tile>
-__device__ __forceinline__ void compute_m128n192(large_m_consumer<Tile>& thread,
-                                                 gemm_tile const& tile, int k_blocks) {
-  // Shuffled, so that the compiler knows that they are uniform.
-  int const rows = __shfl_sync(~0U, tile.rows, 0);
-  thread.middle = __shfl_sync(~0U, tile.out / 64 % 2 * Tile::chunk, 0);
-  if (rows > thread.warpgroup * sub_tile_rows) {
-    compute_rows<Tile, 1, false, false>(thread, tile, k_blocks);
-  } else {
-    skip_tile(thread, k_blocks);
-  }
-}
 
 }  // namespace moe64::cuda

@@ -2,9 +2,8 @@
 
 #include "cuda/kernels/gemm/sm90/large_m/epilogue.cuh"
 
-/// Who has what of a tile of m192n128 (W8A8): each of the three consumer warpgroups a sub-tile. Of
-/// two the third warpgroup has none, one is shared by the first two, 64 outputs each. Tail rows, of
-/// tiles of fewer than three sub-tiles, are the third warpgroup's.
+/// What m192n128 (W8A8) has of its own: a third consumer warpgroup, with which the tail rows are by
+/// all outputs.
 ///
 /// Two warpgroups leave the tensor cores idle for a quarter of the time: each multiplies, then
 /// promotes, and two such chains do not fill the time between them. Three, with registers for one
@@ -73,25 +72,5 @@ class tail_accumulators {
   int row_;
   float acc_[2][max_tail_rows / 2];  ///< by 64 outputs
 };
-
-template <class Tile>
-__device__ __forceinline__ void compute_m192n128(large_m_consumer<Tile>& thread,
-                                                 gemm_tile const& tile, int k_blocks) {
-  // Shuffled, so that the compiler knows that it is uniform.
-  row_split const rows(__shfl_sync(~0U, tile.rows, 0));
-  bool const last = thread.warpgroup == 2;
-  if (rows.sub_tiles == 3 || (rows.sub_tiles == 2 && !last)) {
-    compute_rows<Tile, 1, false, false>(thread, tile, k_blocks);
-  } else if (rows.sub_tiles == 1 && !last) {
-    compute_rows<Tile, 0, true, false>(thread, tile, k_blocks);
-  } else if (rows.tail && last) {
-    tail_accumulators<Tile> acc(thread, rows.sub_tiles * sub_tile_rows);
-    acc.add(k_blocks);
-    acc.finish(tile);
-    acc.store(tile);
-  } else {
-    skip_tile(thread, k_blocks);
-  }
-}
 
 }  // namespace moe64::cuda

@@ -52,7 +52,7 @@ class large_m_scale_producer {
   }
 
  private:
-  static constexpr int rows_each = (Tile::most_rows + scale_threads - 1) / scale_threads;
+  static constexpr int rows_per_thread = (Tile::most_rows + scale_threads - 1) / scale_threads;
 
   template <int Bytes>
   static __device__ void copy(float const* from, float* to) {
@@ -80,9 +80,9 @@ class large_m_scale_producer {
     index_t const first_of_outs = place < 0 ? no_place : place * outs.expert + n * outs.n;
     block_scale_row const of_outs(outs, place, n);
     // Rows behind the tile have the scale of its last one: their products are not stored.
-    index_t row[rows_each];
+    index_t row[rows_per_thread];
 #pragma unroll
-    for (int j = 0; j < rows_each; ++j) {
+    for (int j = 0; j < rows_per_thread; ++j) {
       int const r = j * scale_threads + thread_;
       row[j] = (index_t{tile.row} + (r < tile.rows ? r : tile.rows - 1)) * p_.x_scales.n;
     }
@@ -90,7 +90,7 @@ class large_m_scale_producer {
     for (int k = 0; k < k_blocks_; k += Tile::chunk) {
       memory_.scales.await_free(at_);
 #pragma unroll
-      for (int j = 0; j < rows_each; ++j) {
+      for (int j = 0; j < rows_per_thread; ++j) {
         int const r = j * scale_threads + thread_;
         if (r < Tile::most_rows) produce_row(row[j], k, memory_.row_scale[at_.slot][r]);
       }

@@ -23,18 +23,19 @@ template <class Tile>
 class tiles_of_rows {
  public:
   __device__ explicit tiles_of_rows(sm90_gemm_parameters const& p)
-      : of_part_(static_cast<int>(ceil_div(p.n_part, index_t{outs}))),  // narrow-ok: host looked
-        count_(p.parts * of_part_) {}
+      : tiles_per_part_(
+            static_cast<int>(ceil_div(p.n_part, index_t{outs}))),  // narrow-ok: host looked
+        count_(p.parts * tiles_per_part_) {}
   [[nodiscard]] __device__ int count() const { return count_; }
   /// This CTA's half of one.
   [[nodiscard]] __device__ gemm_tile at(int number, int expert, int row, int rows) const {
-    int const part = number / of_part_, out = (number - part * of_part_) * outs;
+    int const part = number / tiles_per_part_, out = (number - part * tiles_per_part_) * outs;
     return {expert, row, rows, part, out + rank_in_cluster() * Tile::outs};
   }
 
  private:
   static constexpr int outs = Tile::cluster * Tile::outs;
-  int of_part_, count_;
+  int tiles_per_part_, count_;
 };
 
 /// Round-robin: all outputs of some rows, then those of the next rows; cluster c takes tiles c,

@@ -58,10 +58,6 @@ struct large_m_tile {
   static_assert(y_cols == y_box_outs && sub_tile_rows == y_box_rows);
   static constexpr int tma_box_bytes = sub_tile_rows * y_cols * 2;
   static constexpr int y_bytes = tma_store ? warp_rows * outs * 2 : y_rows * y_cols * 2;
-  /// Where 8 outputs of a row lie, swizzled: no bank conflicts of STSM or of the reads behind it.
-  [[nodiscard]] static __device__ int y_place(int row, int eight) {
-    return row * y_cols * 2 + (eight ^ row % 8) * 16;
-  }
 };
 
 template <class Tile>

@@ -51,7 +51,7 @@ class mixed_accumulators {
   /// += all panels of a tile, an even number. The last stage is not released.
   __device__ __forceinline__ void multiply(mixed_consumer<Tile>& thread, int panels) {
     if constexpr (Tile::wgmma) {
-      left_fragment first[steps];
+      a_fragment first[steps];
       thread.memory.stages.await_filled(thread.stage);
       mixed_dequantizer<Tile> const dequantize(thread);
       dequantize(0, first);
@@ -101,7 +101,7 @@ class mixed_accumulators {
 
   /// What a thread holds of V as operand A, 16 along k.
   struct low_rank_fragment {
-    float rest[4][2];
+    float remainder[4][2];
 
     __device__ low_rank_fragment(mixed_consumer<Tile>& thread, gemm_tile const& tile, int k) {
       if constexpr (Tile::low_rank_ahead) thread.memory.low_ranks.await_filled(thread.low_rank());
@@ -110,9 +110,10 @@ class mixed_accumulators {
         int const out = thread.out + i / 2 % 2 * Tile::out_step;
         int const deep = thread.lane % 4 * 2 + i / 4 * 8 + i % 2;
         if constexpr (Tile::low_rank_ahead) {
-          rest[i / 2][i % 2] = thread.memory.low_rank[0][deep][out];
+          remainder[i / 2][i % 2] = thread.memory.low_rank[0][deep][out];
         } else {
-          rest[i / 2][i % 2] = value(thread.p, tile, index_t{tile.out} + out, index_t{k} + deep);
+          remainder[i / 2][i % 2] =
+              value(thread.p, tile, index_t{tile.out} + out, index_t{k} + deep);
         }
       }
       if constexpr (Tile::low_rank_ahead) thread.release_low_rank();
@@ -125,10 +126,10 @@ class mixed_accumulators {
       return low_rank_value<typename Tile::element>(p.low_rank, tile.part, expert, n, k);
     }
     /// The next of low_rank_terms().
-    __device__ left_fragment take() {
-      left_fragment term;
+    __device__ a_fragment take() {
+      a_fragment term;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) term.pair[i] = take_term<typename Tile::element>(rest[i]);
+      for (int i = 0; i < 4; ++i) term.pair[i] = take_term<typename Tile::element>(remainder[i]);
       return term;
     }
   };
@@ -137,8 +138,8 @@ class mixed_accumulators {
   /// of registers, the next panel is dequantised into the other.
   template <int Rows>
   __device__ __forceinline__ void wgmma_loop(mixed_consumer<Tile>& thread, int panels,
-                                             left_fragment (&even)[steps]) {
-    left_fragment odd[steps];
+                                             a_fragment (&even)[steps]) {
+    a_fragment odd[steps];
 #pragma unroll 1
     for (int panel = 1;; panel += 2) {
       wgmma_and_dequantize<Rows, 0>(thread, panel, even, odd);
@@ -153,8 +154,8 @@ class mixed_accumulators {
   /// Multiplies panel next - 1, where the thread is, and dequantises panel `next` meanwhile.
   template <int Rows, int Odd>
   __device__ __forceinline__ void wgmma_and_dequantize(mixed_consumer<Tile>& thread, int next,
-                                                       left_fragment (&now)[steps],
-                                                       left_fragment (&then)[steps]) {
+                                                       a_fragment (&now)[steps],
+                                                       a_fragment (&then)[steps]) {
     int const slot = thread.stage.slot;
     wgmma_panel<Rows>(thread.x(Odd), now);
     constexpr bool last_of_stage = Tile::panels == 1 || Odd == 1;
@@ -170,7 +171,7 @@ class mixed_accumulators {
   }
 
   template <int Rows>
-  __device__ __forceinline__ void wgmma_panel(std::uint8_t const* x, left_fragment (&now)[steps]) {
+  __device__ __forceinline__ void wgmma_panel(std::uint8_t const* x, a_fragment (&now)[steps]) {
     fence(now);
     fence_registers(acc_);
     cute::warpgroup_arrive();
@@ -178,17 +179,17 @@ class mixed_accumulators {
     for (unsigned step = 0; step < steps; ++step) {
 #pragma unroll
       for (int half = 0; half < Tile::wgmmas; ++half) {
-        smem_descriptor const right(cute::cast_smem_ptr_to_uint(x + half * Rows * 128));
-        wgmma_register_step<typename Tile::element, Rows>(now[step], right.along_k(step * 32),
+        smem_descriptor const b(cute::cast_smem_ptr_to_uint(x + half * Rows * 128));
+        wgmma_register_step<typename Tile::element, Rows>(now[step], b.along_k(step * 32),
                                                           acc_ + half * (MaxRows / 2),
                                                           std::make_index_sequence<Rows / 2>());
       }
     }
     cute::warpgroup_commit_batch();
   }
-  static __device__ __forceinline__ void fence(left_fragment (&left)[steps]) {
+  static __device__ __forceinline__ void fence(a_fragment (&a)[steps]) {
 #pragma unroll
-    for (auto& fragment : left) fence_registers(fragment);
+    for (auto& fragment : a) fence_registers(fragment);
   }
 
   __device__ __forceinline__ void mma_sync_loop(mixed_consumer<Tile>& thread, int panels) {
@@ -198,9 +199,9 @@ class mixed_accumulators {
       mixed_dequantizer<Tile> const dequantize(thread);
 #pragma unroll
       for (int i = 0; i < Tile::panels; ++i) {
-        left_fragment left[steps];
-        dequantize(panel + i, left);
-        mma_sync_panel(thread.x(i), left);
+        a_fragment a[steps];
+        dequantize(panel + i, a);
+        mma_sync_panel(thread.x(i), a);
       }
       thread.release_kept_stage(thread.stage.slot);
       panel += Tile::panels;
@@ -212,25 +213,25 @@ class mixed_accumulators {
 
   /// Two steps at a time; of the last 8 rows of an odd count the operands B of both come together.
   __device__ __forceinline__ void mma_sync_panel(std::uint8_t const* x,
-                                                 left_fragment const (&now)[steps]) {
+                                                 a_fragment const (&now)[steps]) {
     int const lane = lane_number(), matrix = lane / 8, row = lane % 8;
 #pragma unroll
     for (int step = 0; step < steps; step += 2) {
 #pragma unroll
       for (int first = 0; first < MaxRows; first += 16) {
         bool const both = first + 8 < MaxRows;
-        std::uint32_t right[2][4];
+        std::uint32_t b[2][4];
 #pragma unroll
         for (int i = 0; i < (both ? 2 : 1); ++i) {
           int const chunk = both ? (step + i) * 2 + matrix % 2 : step * 2 + matrix;
           int const at = first + (both ? matrix / 2 * 8 : 0) + row;
-          load_matrices(right[i], shared_address_of(x + at * 128 + (chunk ^ row) * 16));
+          load_matrices(b[i], shared_address_of(x + at * 128 + (chunk ^ row) * 16));
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          std::uint32_t const* const r = both ? right[i] : right[0] + i * 2;
-          mma_sync_8_rows(now[step + i], first, r);
-          if (both) mma_sync_8_rows(now[step + i], first + 8, r + 2);
+          std::uint32_t const* const of_step = both ? b[i] : b[0] + i * 2;
+          mma_sync_8_rows(now[step + i], first, of_step);
+          if (both) mma_sync_8_rows(now[step + i], first + 8, of_step + 2);
         }
       }
     }
@@ -238,7 +239,7 @@ class mixed_accumulators {
   /// One step of a panel, by mma.sync also in WGMMA tiles: with WGMMA outside of its loop the
   /// compiler would not let those in it run ahead.
   __device__ __forceinline__ void mma_sync_step(std::uint8_t const* x, int step,
-                                                left_fragment const& now) {
+                                                a_fragment const& now) {
     int const matrix = lane_number() / 8, row = lane_number() % 8;
 #pragma unroll
     for (int half = 0; half < Tile::wgmmas; ++half) {
@@ -247,22 +248,21 @@ class mixed_accumulators {
         if (first >= rows_) break;
         bool const both = first + 8 < rows_;
         int const at = half * rows_ + first + (both ? matrix / 2 * 8 : 0) + row;
-        std::uint32_t right[4];
-        load_matrices(right,
-                      shared_address_of(x + at * 128 + ((step * 2 + matrix % 2) ^ row) * 16));
-        mma_sync_8_rows(now, half * MaxRows + first, right);
+        std::uint32_t b[4];
+        load_matrices(b, shared_address_of(x + at * 128 + ((step * 2 + matrix % 2) ^ row) * 16));
+        mma_sync_8_rows(now, half * MaxRows + first, b);
         if (first + 8 < MaxRows && both) {
-          mma_sync_8_rows(now, half * MaxRows + first + 8, right + 2);
+          mma_sync_8_rows(now, half * MaxRows + first + 8, b + 2);
         }
       }
     }
   }
-  __device__ __forceinline__ void mma_sync_8_rows(left_fragment const& left, int first,
-                                                  std::uint32_t const* right) {
+  __device__ __forceinline__ void mma_sync_8_rows(a_fragment const& a, int first,
+                                                  std::uint32_t const* b) {
     float acc[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[i] = acc_[first / 2 + i];
-    Tile::element::multiply(acc, left.pair, right[0], right[1]);
+    Tile::element::multiply(acc, a.pair, b[0], b[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc_[first / 2 + i] = acc[i];
   }

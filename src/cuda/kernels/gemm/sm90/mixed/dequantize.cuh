@@ -11,8 +11,8 @@ namespace moe64::cuda {
 /// Two codes as f16 times their scales, in f32, rounded once.
 template <class Element>
 [[nodiscard]] __device__ inline std::uint32_t scaled_pair(std::uint32_t halves, float2 scale) {
-  float2 const numbers = f16_pair::values(halves);
-  return Element::of(numbers.x * scale.x, numbers.y * scale.y);
+  float2 const values = f16_pair::values(halves);
+  return Element::of(values.x * scale.x, values.y * scale.y);
 }
 template <class Element>
 [[nodiscard]] __device__ inline std::uint32_t e4m3_pair(std::uint16_t codes, float2 scale) {
@@ -47,7 +47,7 @@ class mixed_dequantizer {
       : thread_(thread) {}
 
   /// Panel `panel` of a tile, which is in the current stage.
-  __device__ __forceinline__ void operator()(int panel, left_fragment (&to)[Tile::steps]) const {
+  __device__ __forceinline__ void operator()(int panel, a_fragment (&to)[Tile::steps]) const {
     constexpr bool blocks_in_chunk = !Tile::transposed && !Tile::w4;
     constexpr int panels_per_chunk = panels_per_block * (blocks_in_chunk ? scale_chunk : 1);
     if (panel % panels_per_chunk == 0) {
@@ -85,7 +85,7 @@ class mixed_dequantizer {
     return thread_.lane / 4 / (8 / chunks) % chunks;
   }
 
-  __device__ __forceinline__ void w8(int panel, left_fragment (&to)[Tile::steps]) const {
+  __device__ __forceinline__ void w8(int panel, a_fragment (&to)[Tile::steps]) const {
     float const* const scales = thread_.memory.scale[thread_.scale.slot];
     int const first = thread_.p.row_scales
                           ? thread_.out
@@ -105,7 +105,7 @@ class mixed_dequantizer {
   }
 
   /// 16 bytes are two steps of one output, in which each 4 bytes have 2 codes of a thread: a byte.
-  __device__ __forceinline__ void w4(int panel, left_fragment (&to)[Tile::steps]) const {
+  __device__ __forceinline__ void w4(int panel, a_fragment (&to)[Tile::steps]) const {
     int const log2_k16_per_scale = thread_.p.groups[0].log2_k16_per_scale;
     float const* const scales = thread_.memory.scale[thread_.scale.slot] + thread_.out;
     unsigned const mine = 0x40U + 0x11U * (thread_.lane % 4);
@@ -132,7 +132,7 @@ class mixed_dequantizer {
 
   /// Lines of 128 outputs: matrices of 8 along k x 8 pairs of outputs, by ldmatrix.trans as pairs,
   /// of which a thread gets two neighbours along k.
-  __device__ __forceinline__ void w8_transposed(int panel, left_fragment (&to)[Tile::steps]) const {
+  __device__ __forceinline__ void w8_transposed(int panel, a_fragment (&to)[Tile::steps]) const {
     int const chunk = (thread_.out / 16) ^ (thread_.lane % 8);
     shared_address const lines =
         shared_address_of(thread_.memory.stage[thread_.stage.slot] +

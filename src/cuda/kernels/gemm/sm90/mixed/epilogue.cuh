@@ -1,17 +1,13 @@
 #pragma once
 
 #include "cuda/kernels/gemm/sm90/mixed/accumulators.cuh"
+#include "cuda/kernels/gemm/sm90/tma.cuh"
 
 #include <cute/arch/copy_sm90.hpp>
 
 /// The epilogue: accumulators plus bias, rounded once, staged in shared memory, and from there to y
 /// by TMA stores, which read it while the next tile has begun.
 namespace moe64::cuda {
-
-/// Where 8 outputs of a row are in a buffer of y: in the 128-byte swizzle of TMA.
-__device__ inline int swizzled_y(int row, int chunk) {
-  return row * 128 + (chunk ^ (row % 8)) * 16;
-}
 
 [[nodiscard]] __device__ inline int this_warpgroup() { return thread_index::number() / 128 - 1; }
 
@@ -43,7 +39,7 @@ __device__ void store_by_threads(mixed_consumer<Tile> const& thread, gemm_tile c
     std::uint16_t* const to =
         y + (tile.row + index_t{piece.first + row}) * p.y.stride[0] + tile.part * p.n_part + out;
     auto const* const from =
-        reinterpret_cast<std::uint16_t const*>(piece.rows + swizzled_y(row, i % 8));
+        reinterpret_cast<std::uint16_t const*>(piece.rows + swizzled_place(row, i % 8));
     if (p.y_by_tma && out + 8 <= p.n_part) {
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<uint4 const*>(from);
       continue;
@@ -162,7 +158,7 @@ __device__ void mixed_accumulators<Tile, MaxRows>::stage_pairs(float const* acc,
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       int const row = r + lane % 4 * 2 + i;
-      *reinterpret_cast<std::uint32_t*>(to + swizzled_y(row, chunk) + in_chunk) =
+      *reinterpret_cast<std::uint32_t*>(to + swizzled_place(row, chunk) + in_chunk) =
           Element::of(acc[r / 2 + i], acc[r / 2 + 2 + i]);
     }
   }
@@ -176,7 +172,7 @@ __device__ void mixed_accumulators<Tile, MaxRows>::stage_matrices(float const* a
   int const lane = thread_index::lane();
   // Four 8 x 8 matrices: rows 0 and 8 by outputs 0 and 8 of the warp's 16. Sixteen rows on, the
   // swizzle is the same.
-  to += swizzled_y(lane / 16 * 8 + lane % 8, thread_index::warp() * 2 + lane / 8 % 2);
+  to += swizzled_place(lane / 16 * 8 + lane % 8, thread_index::warp() * 2 + lane / 8 % 2);
 #pragma unroll
   for (int r = 0; r < Count; r += 16) {
     float const* const a = acc + r / 2;

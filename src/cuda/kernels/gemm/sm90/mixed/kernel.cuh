@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(Tile::threads, Tile::config.ctas_per_sm)
   extern __shared__ std::uint8_t shared[];
   auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
   auto& memory = *reinterpret_cast<mixed_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == first_thread_of(scheduler_warp)) {
     constexpr int consumer_warps = 4 * Tile::consumer_warpgroups;
     memory.stages.make(1, consumer_warps * Tile::cluster);
     memory.scales.make(32 * Tile::scale_warps, consumer_warps);
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(Tile::threads, Tile::config.ctas_per_sm)
     memory.tiles.make(1, consumer_warps + 1 + Tile::scale_warps + (Tile::low_rank_ahead ? 1 : 0));
     cutlass::arch::fence_barrier_init();
   }
-  index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs * Tile::cluster});
-  tile_cut const cut = {p.expert_begin, p.y.extent[0], Tile::rows, p.n_parts * tiles_each,
+  index_t const tiles_per_part = ceil_div(p.n_part, index_t{Tile::outs * Tile::cluster});
+  tile_cut const cut = {p.expert_begin, p.y.extent[0], Tile::rows, p.n_parts * tiles_per_part,
                         8 * Tile::wgmmas};
   expert_tiles const tiles(cut, memory.tile_sums);
   if constexpr (Tile::cluster > 1) cute::cluster_sync();
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(Tile::threads, Tile::config.ctas_per_sm)
     cutlass::arch::warpgroup_reg_dealloc<mixed_producer_registers>();
     if (warp_number() == scheduler_warp) {
       int const rank = Tile::cluster == 1 ? 0 : rank_in_cluster();
-      publish_tiles(tiles, {tiles_each, Tile::outs, Tile::rows, Tile::cluster, rank}, memory);
+      publish_tiles(tiles, {tiles_per_part, Tile::outs, Tile::rows, Tile::cluster, rank}, memory);
     } else {
       run_mixed_producers(p, memory, stages);
     }

@@ -41,16 +41,16 @@ class mixed_operand_producer {
   /// `rows`: the tensor maps of x or u.
   __device__ void load_stage(gemm_tile const& tile, int weight_bytes, tensor_map const* rows,
                              depth at) {
-    int const eights = tile.eights();
-    int const bytes = weight_bytes + Tile::panels * eights * 1024;
+    int const steps = tile.steps_of_8();
+    int const bytes = weight_bytes + Tile::panels * steps * 1024;
     memory_.stages.await_free(at_);
     shared_barrier& filled = memory_.stages.filled[at_.slot];
     cute::set_barrier_transaction_bytes(filled,
                                         static_cast<std::uint32_t>(bytes));  // narrow-ok: stage
     if (weight_bytes > 0) load_weights(tile, at, filled);
     // Each CTA of the cluster loads one half of the rows, for both.
-    int const half = Tile::cluster == 1 ? eights : (eights + 1) / 2;
-    int const first = rank_ == 0 ? 0 : half, count = rank_ == 0 ? half : eights - half;
+    int const half = Tile::cluster == 1 ? steps : (steps + 1) / 2;
+    int const first = rank_ == 0 ? 0 : half, count = rank_ == 0 ? half : steps - half;
 #pragma unroll
     for (int panel = 0; panel < Tile::panels; ++panel) {
       std::uint8_t* const to =

@@ -83,11 +83,11 @@ struct mixed_tile {
 
   /// Scales come in chunks. w8: those of 128 quantisation blocks along k, or of 128 outputs that
   /// have one each; transposed: one for each of 128 along k; w4: those of 128 along k,
-  /// [group][output], which are so many that two warps bring them.
+  /// [group][output], which are so many that two warps load them.
   static constexpr int chunk_scales = w4 ? 8 * 128 : 128;
   static constexpr int scale_slots = transposed || w4 ? 4 : 2;
   static constexpr int scale_warps = w4 ? 2 : 1;
-  /// A warp of its own brings the factor V of a low-rank term during the tile before.
+  /// A warp of its own loads the factor V of a low-rank term during the tile before.
   static constexpr bool low_rank_ahead = wgmma && scale_warps == 1;
 
   /// y is staged in memory of the warpgroup's own, that many rows of it; the rest in the

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/kernels/gemm/sm90/swap_ab/accumulators.cuh"
+#include "cuda/kernels/gemm/sm90/tma.cuh"
 
 #include <cute/arch/copy_sm90.hpp>
 #include <cutlass/arch/barrier.h>
@@ -17,11 +18,6 @@ __device__ inline void sync_warpgroup(int warpgroup) {
   } else {
     cutlass::arch::NamedBarrier::arrive_and_wait(128, 1U);
   }
-}
-
-/// Where 8 outputs of a row lie in a buffer of 64 outputs, swizzled.
-[[nodiscard]] __device__ inline int swizzled_place(int row, int eight) {
-  return row * 128 + (eight ^ (row % 8)) * 16;
 }
 
 template <class Tile, int Rows>
@@ -63,8 +59,8 @@ __device__ void swap_ab_accumulators<Tile, Rows>::stage_y(int first, std::uint8_
     float const* const s = acc_ + r / 2;
     // Four 8 x 8 matrices: rows r and r + 8 by outputs 0 and 8 of the warp's 16.
     int const row = r - first + lane_ / 16 * 8 + lane_ % 8;
-    int const eight = warp_number() % 4 * 2 + lane_ / 8 % 2;
-    auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + swizzled_place(row, eight));
+    int const vec8 = warp_number() % 4 * 2 + lane_ / 8 % 2;
+    auto& to = *reinterpret_cast<cute::uint128_t*>(buffer + swizzled_place(row, vec8));
     if (r + 8 < Rows) {
       cute::SM90_U16x8_STSM_T::copy(packed(s[0], s[1], bf16), packed(s[2], s[3], bf16),
                                     packed(s[4], s[5], bf16), packed(s[6], s[7], bf16), to);
@@ -77,17 +73,17 @@ __device__ void swap_ab_accumulators<Tile, Rows>::stage_y(int first, std::uint8_
 template <class Tile, int Rows>
 __device__ void swap_ab_accumulators<Tile, Rows>::store_y(gemm_tile const& tile, int first,
                                                           std::uint8_t const* buffer) const {
-  constexpr int eights = 8;
+  constexpr int vec8s = 8;  // of a row
   int const thread = thread_number() % 128;
   auto* const y = static_cast<std::uint16_t*>(p_.y.data);
 #pragma unroll
-  for (int i = 0; i < Tile::y_rows * eights / 128; ++i) {
-    int const row = (i * 128 + thread) / eights, eight = (i * 128 + thread) % eights;
-    int const out = tile.out + warpgroup_ * 64 + eight * 8;
+  for (int i = 0; i < Tile::y_rows * vec8s / 128; ++i) {
+    int const row = (i * 128 + thread) / vec8s, vec8 = (i * 128 + thread) % vec8s;
+    int const out = tile.out + warpgroup_ * 64 + vec8 * 8;
     if (first + row >= tile.rows || out >= p_.n_part) continue;
     index_t const at =
         (tile.row + index_t{first + row}) * p_.y.stride[0] + tile.part * p_.n_part + out;
-    store_outputs(p_, buffer + swizzled_place(row, eight), y + at, out);
+    store_outputs(p_, buffer + swizzled_place(row, vec8), y + at, out);
   }
 }
 

@@ -53,14 +53,14 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   extern __shared__ std::uint8_t shared[];
   auto const misaligned = cute::cast_smem_ptr_to_uint(shared) % 1024;
   auto& memory = *reinterpret_cast<swap_ab_memory<Tile>*>(shared + (1024 - misaligned) % 1024);
-  if (threadIdx.x == 0) make_barriers(memory);
-  if (threadIdx.x == 32) prefetch_maps(p);
+  if (threadIdx.x == first_thread_of(scheduler_warp)) make_barriers(memory);
+  if (threadIdx.x == first_thread_of(tma_warp)) prefetch_maps(p);
   if (!p.operands_ready) pdl_wait();
-  index_t const tiles_each = ceil_div(p.n_part, index_t{Tile::outs});
+  index_t const tiles_per_part = ceil_div(p.n_part, index_t{Tile::outs});
   tile_cut const cut = {.expert_begin = p.expert_begin,
                         .capacity = p.y.extent[0],
                         .row_tile = Tile::rows,
-                        .out_tiles = p.parts * tiles_each,
+                        .out_tiles = p.parts * tiles_per_part,
                         .granule = 8};
   expert_tiles const tiles(cut, memory.tile_sums);
   constexpr index_t stage_k = Tile::elements::stage_k;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Tile::threads, 1)
   if (warp_number() < producer_warps) {
     cutlass::arch::warpgroup_reg_dealloc<Tile::config.producer_registers>();
     if (warp_number() == scheduler_warp) {
-      publish_tiles(tiles, {tiles_each, Tile::outs, Tile::rows, 1, 0}, memory);
+      publish_tiles(tiles, {tiles_per_part, Tile::outs, Tile::rows, 1, 0}, memory);
     } else {
       produce(p, memory, k_stages);
     }

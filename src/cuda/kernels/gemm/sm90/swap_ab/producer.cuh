@@ -46,7 +46,7 @@ class swap_ab_producer {
   __device__ void load_weights(gemm_tile const& tile, int matrix, int k, int slot) const {
     shared_barrier& filled = memory_.stages.filled[slot];
     auto const bytes = static_cast<std::uint32_t>(  // narrow-ok: a stage
-        Tile::weight_bytes + tile.eights() * 1024);
+        Tile::weight_bytes + tile.steps_of_8() * 1024);
     cute::set_barrier_transaction_bytes(filled, bytes);
     cute::SM90_TMA_LOAD_3D::copy(&p_.weights[tile.part], &filled, weights_hint_,
                                  memory_.stage[slot], k * Tile::elements::stage_k, tile.out,
@@ -57,11 +57,11 @@ class swap_ab_producer {
   __device__ void load_x(gemm_tile const& tile, int k, int slot) const {
     shared_barrier& filled = memory_.stages.filled[slot];
     std::uint8_t* const to = memory_.stage[slot] + Tile::weight_bytes;
-    int const eights = tile.eights();
+    int const steps = tile.steps_of_8();
     int done = 0;
 #pragma unroll
     for (int i = 4; i >= 0; --i) {
-      if ((8 << i) > Tile::rows || (eights >> i & 1) == 0) continue;
+      if ((8 << i) > Tile::rows || (steps >> i & 1) == 0) continue;
       cute::SM90_TMA_LOAD_2D::copy(&p_.x[i], &filled, keep_in_l2, to + done * 1024,
                                    k * Tile::elements::stage_k, tile.row + done * 8);
       done += 1 << i;

@@ -33,7 +33,7 @@ class swap_ab_scale_producer {
 #pragma unroll
         for (int j = 0; j < each; ++j) {
           int const r = j * scale_threads + thread_;
-          if (r < tile.eights() * 8) to[Tile::factor_place(r)] = product[j][i];
+          if (r < tile.steps_of_8() * 8) to[Tile::factor_place(r)] = product[j][i];
         }
         __syncwarp();
         if (lane_number() == 0) arrive(memory_.stages.filled[at_.slot]);
