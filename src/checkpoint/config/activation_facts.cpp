@@ -99,8 +99,8 @@ class activation_reader {
       if (!row.model_types.empty() && !model_.is_one_of(row.model_types)) continue;
       // of an object inside the config only what is named `elsewhere` is known
       if (of_experts && row.role != activation_role::elsewhere) continue;
-      bool const list = row.role == activation_role::limits && member.is(json_kind::array);
-      if (list || !is_silent(member)) take(row.role, member);
+      // of a key whose meaning is known null alone says nothing
+      if (!member.is(json_kind::null)) take(row.role, member);
       return;
     }
     if (is_silent(member)) return;

@@ -84,6 +84,13 @@ constexpr activation_family families[] = {
      .default_function = "relu2",
      .source = "NemotronHConfig: default of mlp_hidden_act"},
     {.model_types = "jamba", .default_function = "silu", .source = "JambaConfig: default"},
+    {.model_types = "aria",
+     .fixed_function = "silu",
+     .source = "AriaExperts: hidden_act is that of its shared experts"},
+    {.model_types = "inkling2",
+     .refusal = "gate and up have soft caps (mlp_gate_softcap, mlp_up_softcap), of 4 and 25 where "
+                "the config states none",
+     .source = "Inkling2SoftcappedSwiGLU, Inkling2TextConfig (Transformers 5.23)"},
     {.model_types = "muse_spark",
      .refusal = "each expert ends in a norm of its own, which is no part of this layer",
      .source = "MuseSparkExperts: post_expert_norm"},

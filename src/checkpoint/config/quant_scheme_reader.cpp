@@ -78,6 +78,27 @@ void read_activations(json_value const& group, quant_declaration& into) {
   into.activation_scheme = stated<std::string>{is_dynamic ? "dynamic" : "static", dynamic->path()};
 }
 
+/// What is done to weights alone is in the files already, and rotated keys are of attention. What
+/// is done to the inputs or outputs of modules while a model runs has no place in a dialect.
+void refuse_transforms(json_value const& config, findings& found) {
+  json_value const* const transforms = member(config, "transform_config");
+  json_value const* const groups =
+      transforms == nullptr ? nullptr : member(*transforms, "config_groups");
+  if (groups == nullptr) return;
+  for (json_value const& group : *groups) {
+    json_value const* const applied = member(group, "apply");
+    if (applied == nullptr) continue;
+    for (json_value const& one : *applied) {
+      std::string const location = text_of(one, "location");
+      if (location.starts_with("weight_") || location == "k_cache" || location == "q_attn")
+        continue;
+      found.error(errc::unsupported, "unknown-scheme", "",
+                  "{} transforms the {} of modules while the model runs, which moe64 does not do",
+                  one.path(), location.empty() ? "numbers" : escaped(location, 40));
+    }
+  }
+}
+
 bool is_class_name(std::string_view target) {
   return !target.empty() && target[0] >= 'A' && target[0] <= 'Z';
 }
@@ -140,6 +161,7 @@ void read_compressed_tensors(json_value const& config, quant_declaration& into, 
                 "{} declares compressed-tensors without config_groups", config.path());
     return;
   }
+  refuse_transforms(config, found);
   bool has_default = false;
   std::string const format = text_of(config, "format");
   for (json_value const& group : *groups) {

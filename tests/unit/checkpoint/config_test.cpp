@@ -254,6 +254,21 @@ TEST(quant_declaration, unknown_words_are_kept_as_unsupported) {
   EXPECT_THAT(asymmetric.model.quant.scheme.spelling, HasSubstr("asymmetric"));
 }
 
+TEST(quant_declaration, transforms_of_running_models_are_refused) {
+  auto const errors = [](std::string const& apply) {
+    parsed const result(R"({"quantization_config": {"format": "float-quantized", "config_groups":
+        {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float",
+         "strategy": "channel"}}}, "transform_config": {"config_groups": {"R4": {"type": "hadamard",
+         "apply": )" + apply +
+                        "}}}}}");
+    return result.found.count(finding_level::error);
+  };
+  EXPECT_EQ(errors(R"([{"location": "input", "targets": ["re:.*down_proj$"]}])"), 1);
+  EXPECT_EQ(errors(R"([{"location": "weight_input"}, {"location": "output"}, {}])"), 2);
+  EXPECT_EQ(errors(R"([{"location": "weight_output"}, {"location": "k_cache"}])"), 0);
+  EXPECT_EQ(errors("[]"), 0);
+}
+
 TEST(quant_declaration, mixed_precision_is_declared_per_module) {
   parsed const modelopt("",
                         R"({"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": {
@@ -433,6 +448,44 @@ TEST(layer_activation, lists_of_limits_are_of_the_layers) {
   EXPECT_EQ(activation_in(step + one + R"("swiglu_limits": [7, 7, 7])", {0}).spec->limit, 7.0F);
   EXPECT_EQ(activation_in(step + R"("swiglu_limits": [null, null])", {0}).spec->kind,
             activation::silu_glu);
+}
+
+/// Transformers leaves out of a config what is the default of its class: where that is not plain
+/// SiLU, silence is none either.
+TEST(layer_activation, soft_caps_of_inkling2_are_there_where_its_config_is_silent) {
+  for (std::string const members :
+       {R"("model_type": "inkling2", "hidden_act": "silu")",
+        R"("model_type": "inkling2_text", "hidden_act": "silu")",
+        R"("model_type": "inkling2", "text_config": {"model_type": "inkling2_text",
+            "hidden_act": "silu", "mlp_gate_softcap": null})"}) {
+    EXPECT_THAT(activation_in(members).refusal, HasSubstr("soft caps")) << members;
+  }
+  EXPECT_EQ(activation_in(R"("model_type": "inkling_mm_model", "hidden_act": "silu")").spec->kind,
+            activation::silu_glu);
+}
+
+TEST(layer_activation, hidden_act_of_aria_is_that_of_its_shared_experts) {
+  EXPECT_EQ(activation_in(R"("model_type": "aria_text", "hidden_act": "gelu")").spec->kind,
+            activation::silu_glu);
+}
+
+/// What a key means is known, so that only null leaves it open: a family's default is not for what
+/// somebody wrote down.
+TEST(layer_activation, values_of_known_keys_are_not_taken_for_silence) {
+  for (std::string const members :
+       {R"("model_type": "step3p5", "swiglu_limits": {})",
+        R"("model_type": "step3p5", "swiglu_limits": false)",
+        R"("model_type": "step3p5", "swiglu_limits": "")",
+        R"("model_type": "glm5_next", "swiglu_limit": false)",
+        R"("model_type": "glm5_next", "swiglu_limit": [])",
+        R"("model_type": "gpt_oss", "swiglu_limit": 7,
+                                       "swiglu_alpha": {})",
+        R"("model_type": "jamba", "hidden_act": [])", R"("model_type": "jamba", "hidden_act": "")",
+        R"("model_type": "a", "hidden_act": "silu",
+                                       "moe_hidden_act": false)"}) {
+    EXPECT_FALSE(activation_in(members).refusal.empty()) << members;
+  }
+  EXPECT_EQ(activation_in(R"("model_type": "glm5_next", "swiglu_limit": null)").spec->limit, 10.0F);
 }
 
 TEST(layer_activation, step_clamps_behind_silu) {
