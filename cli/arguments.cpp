@@ -96,6 +96,19 @@ CLI::Option* add_bytes(CLI::App* verb, char const* option, index_t* bytes,
       ->type_name("SIZE");
 }
 
+CLI::Option* add_file(CLI::App* verb, char const* option, std::string* path,
+                      char const* description) {
+  return verb
+      ->add_option_function<std::string>(
+          option,
+          [=](std::string const& text) {
+            if (text.empty()) refuse(option, "''", "the name of a file");
+            *path = text;
+          },
+          description)
+      ->type_name("FILE");
+}
+
 CLI::Option* add_word(CLI::App* verb, char const* option, std::vector<std::string> const& words,
                       std::function<void(std::size_t)> const& take, char const* description) {
   return verb

@@ -108,8 +108,7 @@ void add_convert(CLI::App* verb, convert_options_asked* asked) {
            "Write no more than the tensors of these files of DIR, counted from 1");
   verb->add_flag("--unsound", asked->what.unsound,
                  "Convert what is understood of a checkpoint that is not sound");
-  verb->add_option("--coverage", asked->coverage, "Write what became of every tensor to a file")
-      ->type_name("FILE");
+  add_file(verb, "--coverage", &asked->coverage, "Write what became of every tensor to a file");
   verb->add_flag("--dry-run", asked->dry_run, "Print what would be written, and write nothing")
       ->excludes("--coverage");
   add_threads(verb, &asked->threads);
@@ -179,10 +178,8 @@ exit_code run_tool(std::vector<std::string> const& words) {
   add_checkpoint(check_verb, &check_asked);
   add_threads(check_verb, &check_asked.threads);
   add_progress(check_verb, &check_asked.progress);
-  check_verb
-      ->add_option("--report", check_asked.report,
-                   "Also write one HTML page with a heat map of layers and experts")
-      ->type_name("FILE");
+  add_file(check_verb, "--report", &check_asked.report,
+           "Also write one HTML page with a heat map of layers and experts");
   add_part(check_verb, &check_asked.part, "Read no more than these layers, such as 0-5,9",
            "Read no more than these files, counted from 1 in order of their names");
   check_verb->add_flag("--sha256", check_asked.sha256,
@@ -302,10 +299,13 @@ int main(int argc, char** argv) {
   exit_code code = exit_code::internal;
   std::vector<std::string> const words(argv + 1, argv + argc);
   auto const refused = attempt([&] { code = run_tool(words); });
-  if (refused.code != exit_code::ok) {
-    report_failure(refused, json_asked(words) && !result_was_sent());
+  bool const failed = refused.code != exit_code::ok;
+  bool const on_output = !failed || (json_asked(words) && !result_was_sent());
+  if (failed) {
+    report_failure(refused, on_output);
     code = refused.code;
-  } else if (auto const why = output_failure(); !why.empty()) {
+  }
+  if (auto const why = on_output ? output_failure() : std::string(); !why.empty()) {
     fmt::print(stderr, "moe64: {}\n", why);
     code = exit_code::io;  // whatever was found, nobody was told
   }

@@ -87,6 +87,22 @@ class Output(unittest.TestCase):
             self.assertEqual(run("inspect", self.base / "missing", stdout=full).returncode, IO)
             self.assertEqual(run("verify", "tokens=never", stdout=full).returncode, USAGE)
 
+    def test_a_failure_that_nobody_read_as_json_is_a_failure_of_the_output(self):
+        with open("/dev/full", "w") as full:
+            done = run("run", self.folder, "--layer", 99, "--json", stdout=full)
+            self.assertEqual(done.returncode, IO, done.stderr)
+            self.assertIn("there is no layer 99", done.stderr)
+            self.assertIn("standard output", done.stderr)
+            self.assertEqual(run("run", self.folder, "--layer", 99, stdout=full).returncode, USAGE)
+
+    def test_a_file_without_a_name_is_refused(self):
+        for arguments in (("check", self.folder, "--report", ""),
+                          ("convert", self.folder, self.base / "out", "--to", "bf16", "--coverage", "")):
+            done = run(*arguments)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+            self.assertIn("'': expected the name of a file", done.stderr)
+        self.assertFalse((self.base / "out").exists())
+
     def test_a_closed_standard_output_gets_into_no_file(self):
         out = self.base / "out"
         done = subprocess.run(f"'{TOOL}' convert '{self.folder}' '{out}' --to bf16 >&-", shell=True,
