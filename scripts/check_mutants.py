@@ -40,4 +40,11 @@ CHECKED = [
     Mutant("missing_tensors_of_single_layers", "src/checkpoint/check/required.cpp",
            "      if (is_there(tensor, layer)) continue;", "      if (layer > 0 || is_there(tensor, layer)) continue;",
            "unit", FAULTS),
+    Mutant("routers_for_any_number_of_experts", "src/checkpoint/check/required.cpp",
+           "      if (tensor.part == \"router\") look_at_router(tensor, layer);\n", "",
+           "unit", "check_required.*"),
+    Mutant("shared_indexers_missed", "src/checkpoint/check/required.cpp",
+           "    if (condition == \"indexer\") return has_indexer(layer);\n",
+           "    if (condition == \"indexer\") return layer >= 0;\n",
+           "unit", "check_required.*"),
 ]

@@ -6,8 +6,8 @@ import struct
 import subprocess
 import unittest
 
-from checkpoint_test import (BAD_INPUT, CONFIG, EXPERTS, HIDDEN, INTER, LAYERS, OK, TOOL, UNSUPPORTED, Tool, codes,
-                             expert_tensors)
+from checkpoint_test import (BAD_INPUT, CONFIG, EXPERTS, FAILED, HIDDEN, INTER, LAYERS, OK, TOOL, UNSUPPORTED, Tool,
+                             codes, expert_tensors)
 
 GEOMETRY = {"hidden_size": HIDDEN, "moe_intermediate_size": INTER, "num_experts": EXPERTS, "num_experts_per_tok": 2,
             "num_hidden_layers": LAYERS}
@@ -43,13 +43,16 @@ class Described(Tool):
         self.write(config, plain(MLP, GATED))
         self.runs_not(code, *words)
 
+    def check_alone(self):
+        done = subprocess.run([TOOL, "check", self.folder / "model.safetensors"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, OK, done.stdout + done.stderr)
+
     def runs_not(self, code, *words):
         found = self.object(OK, "inspect")
         self.assertIn("unknown-activation", [entry["rule"] for entry in found["findings"]], found)
         self.assertEqual(found["totals"]["errors"], 0, found)
         # As a folder it lacks what is not of the experts; a file alone lacks nothing, and reads the config beside it.
-        alone = subprocess.run([TOOL, "check", self.folder / "model.safetensors"], capture_output=True, text=True)
-        self.assertEqual(alone.returncode, OK, alone.stdout + alone.stderr)
+        self.check_alone()
         self.assertTrue(all(layer["activation"] is None for layer in found["layers"]))
         stopped = self.expect(code, "run", "--layer", "0").stderr
         for word in words:
@@ -176,7 +179,7 @@ class RealCheckpoints(Described):
         self.assertEqual(found["layers"][0]["keys"], "mixer_proj")
         self.assertEqual(found["layers"][0]["parameters"], 2 * EXPERTS * HIDDEN * INTER)
         self.expect(OK, "run", "--layer", "1")
-        self.expect(OK, "check")
+        self.check_alone()
         self.expect(OK, "convert", str(self.folder / "out"), "--to", "fp8-block")
         self.folder = self.folder / "out"
         self.assertEqual([layer["dialect"] for layer in self.object(OK, "inspect")["layers"]], ["D30"] * LAYERS)
@@ -197,7 +200,7 @@ class RealCheckpoints(Described):
         self.assertEqual(found["dialects"], ["D20"])
         self.assertEqual(found["totals"]["matched"], 2 * LAYERS * EXPERTS)
         self.expect(OK, "run", "--layer", "2", "--backward")
-        self.expect(OK, "check")
+        self.check_alone()
 
     def test_nemotron_in_a_latent_space(self):
         config = {**GEOMETRY, "hidden_size": 4 * HIDDEN, "moe_latent_size": HIDDEN, "model_type": "nemotron_h",
@@ -217,6 +220,50 @@ class RealCheckpoints(Described):
             self.assertEqual(found["layers"][0]["keys"], keys)
             self.assertEqual(found["findings"], [])
             self.expect(OK, "run", "--layer", "0")
+
+    def test_what_nemotron_lfm2_and_jamba_must_have(self):
+        mlp = [f"layers.0.feed_forward.{part}.weight" for part in ("gate_proj", "up_proj", "down_proj")]
+        families = {
+            "nemotron_h": (
+                "backbone.", "mixer.experts", {"up_proj": UP, "down_proj": DOWN},
+                {"mlp_hidden_act": "relu2", "hybrid_override_pattern": "MEE", "n_shared_experts": 1,
+                 "tie_word_embeddings": False},
+                ["embeddings.weight", "norm_f.weight", "layers.0.mixer.A_log", "@norm.weight", "+mixer.gate.weight",
+                 "+mixer.gate.e_score_correction_bias", "+mixer.shared_experts.up_proj.weight",
+                 "+mixer.shared_experts.down_proj.weight", "/lm_head.weight"]),
+            "lfm2_moe": (
+                "model.", "feed_forward.experts", NUMBERED,
+                {"num_dense_layers": 1, "layer_types": ["full_attention", "conv", "conv"], "use_expert_bias": True},
+                ["embed_tokens.weight", "embedding_norm.weight", "@operator_norm.weight", "@ffn_norm.weight",
+                 "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight",
+                 "layers.0.self_attn.v_proj.weight", "layers.0.self_attn.out_proj.weight", "+conv.in_proj.weight",
+                 "+conv.conv.weight", "+conv.out_proj.weight", "+feed_forward.gate.weight",
+                 "+feed_forward.expert_bias", *[f"layers.0.feed_forward.{part}.weight" for part in NUMBERED]]),
+            "jamba": (
+                "model.", "feed_forward.experts", GATED,
+                {"hidden_act": "silu", "mlp_only_layers": [0]},
+                ["embed_tokens.weight", "final_layernorm.weight", "@input_layernorm.weight", "@pre_ff_layernorm.weight",
+                 "layers.0.self_attn.o_proj.weight", "+mamba.out_proj.weight", "+feed_forward.router.weight", *mlp]),
+        }
+        for family, (prefix, place, parts, config, lines) in families.items():
+            tensors = plain(prefix + "layers.{layer}." + place + ".{expert}.{part}.weight", parts)
+            tensors = {name: value for name, value in tensors.items() if ".layers.0." not in name}
+            for line in lines:  # @ of all layers, + of those with experts, / in front of all
+                layers = range(LAYERS) if line[0] == "@" else range(1, LAYERS) if line[0] == "+" else [None]
+                for layer in layers:
+                    name = line if layer is None else f"layers.{layer}.{line[1:]}"
+                    shape = (EXPERTS, HIDDEN) if name.endswith(("gate.weight", "router.weight")) else (HIDDEN,)
+                    numbers = [(i % 7 + 1) / 256 for i in range(shape[0] * shape[-1] if len(shape) > 1 else HIDDEN)]
+                    tensors[name[1:] if name[0] == "/" else prefix + name] = (
+                        "F32", shape, struct.pack(f"<{len(numbers)}f", *numbers))
+            config = {**GEOMETRY, "model_type": family, **config}
+            self.write(config, tensors)
+            self.expect(OK, "check")
+            for gone in [name for name in tensors if ".experts." not in name]:
+                self.write(config, {name: value for name, value in tensors.items() if name != gone})
+                with self.subTest(family=family, gone=gone):
+                    rules = self.object(FAILED, "check")["rules"]
+                    self.assertEqual([rule["rule"] for rule in rules if rule["level"] == "error"], ["missing-tensor"])
 
     def test_inkling_has_alternating_rows(self):
         both = struct.pack("<2f", 1.0, 2.0)

@@ -126,17 +126,22 @@ void edited_checkpoint::rename(std::string_view old, std::string_view now) {
   if (old.size() != now.size()) throw std::invalid_argument("names of different length");
   index_t renamed = 0;
   for (auto const& entry : std::filesystem::directory_iterator(path())) {
-    std::string text = text_of_file(entry.path());
-    std::size_t end = text.size();
-    if (entry.path().extension() == ".safetensors") {
-      std::uint64_t header = 0;
-      std::memcpy(&header, text.data(), sizeof header);
-      end = static_cast<std::size_t>(header) + sizeof header;
-    } else if (!entry.path().native().ends_with(".index.json")) {
-      continue;
+    bool const shard = entry.path().extension() == ".safetensors";
+    if (!shard && !entry.path().native().ends_with(".index.json")) continue;
+    std::fstream file(entry.path(), std::ios::binary | std::ios::in | std::ios::out);
+    std::uint64_t bytes = entry.file_size();
+    if (shard) {  // the header alone
+      file.read(reinterpret_cast<char*>(&bytes), sizeof bytes);
     }
-    renamed += replace_all(text, old, now, end);
-    write_file(entry.path(), text);
+    std::string text(static_cast<std::size_t>(bytes), ' ');
+    auto const begin = file.tellg();
+    file.read(text.data(), std::ssize(text));
+    index_t const here = replace_all(text, old, now, text.size());
+    if (here == 0) continue;
+    renamed += here;
+    file.seekp(begin);
+    file.write(text.data(), std::ssize(text));
+    if (!file.flush()) throw std::runtime_error("cannot write " + entry.path().string());
   }
   if (renamed == 0) throw std::invalid_argument(fmt::format("nothing is called {}", old));
 }

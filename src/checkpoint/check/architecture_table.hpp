@@ -13,13 +13,14 @@ namespace moe64::checkpoint {
 /// "layers.", `~` for the prefix of a layer, and a line with it holds for every layer of the
 /// backbone that fits the conditions. A name that ends in `*` is any tensor that begins so.
 ///
-/// Conditions: `moe`, `dense` (layers with and without routed experts), `full`, `linear` (as
-/// layer_types of the config says), `KEY=WORD` and `KEY>0` (the config states it; a key that is
-/// absent fits nothing). MTP layers are left out: many tools drop parts of them.
+/// Conditions: `moe`, `dense` (layers with and without routed experts), `full`, `linear`, `conv`
+/// (as layer_types of the config says), `indexer` (layers that choose for themselves what to attend
+/// to), `KEY=WORD` and `KEY>0` (the config states it; a key that is absent fits nothing). MTP
+/// layers are left out: many tools drop parts of them.
 struct architecture {
   std::string_view model_types;  ///< separated by blanks; "params.json" for a model without a type
   std::string_view source;
-  std::array<std::string_view, 4> tensors;
+  std::array<std::string_view, 5> tensors;
 };
 
 [[nodiscard]] std::span<architecture const> architecture_table() noexcept;

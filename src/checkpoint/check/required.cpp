@@ -1,12 +1,14 @@
 #include "checkpoint/check/architecture_table.hpp"
 #include "checkpoint/check/findings.hpp"
 #include "checkpoint/config/facts.hpp"
+#include "checkpoint/dialect/module_format.hpp"
 #include "checkpoint/findings/quoted.hpp"
 #include "checkpoint/load/opened.hpp"
 
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 
 namespace moe64::checkpoint {
 namespace {
@@ -77,6 +79,15 @@ class required_tensors {
         facts_(language_objects({files_.config(), files_.hf_quant_config(), files_.params()}),
                ignored) {}
 
+  /// A router for another number of experts than its layer has.
+  struct odd_router {
+    tensor_entry const* matrix;
+    index_t layer;
+    index_t experts;
+  };
+  [[nodiscard]] std::vector<odd_router> const& odd_routers() const { return routers_; }
+
+  /// Looks at the routers on the way.
   std::vector<missing_tensor> missing() {
     std::vector<missing_tensor> result;
     if (!find_prefix()) return result;
@@ -108,7 +119,19 @@ class required_tensors {
     return false;
   }
 
-  [[nodiscard]] missing_tensor look_for(required_tensor const& tensor) const {
+  /// The matrix of a router has a row for each expert.
+  void look_at_router(required_tensor const& tensor, index_t layer) {
+    layer_entry const* const experts = resolved_.layer(layer);
+    if (experts == nullptr || experts->experts == 0) return;
+    for (std::size_t i = 0; i < tensor.names.size(); ++i) {
+      tensor_entry const* const matrix = files_.find(name_of(tensor, i, layer));
+      if (matrix == nullptr || matrix->shape.size() != 2) continue;
+      if (!tensor.names[i].ends_with(".weight") || matrix->shape[0] == experts->experts) continue;
+      routers_.push_back({matrix, layer, experts->experts});
+    }
+  }
+
+  [[nodiscard]] missing_tensor look_for(required_tensor const& tensor) {
     missing_tensor result;
     result.part = tensor.part;
     result.source = known_.source;
@@ -119,6 +142,7 @@ class required_tensors {
     for (index_t layer = begin; layer < end; ++layer) {
       if (!fits(tensor, layer)) continue;
       ++result.wanted;
+      if (tensor.part == "router") look_at_router(tensor, layer);
       if (is_there(tensor, layer)) continue;
       result.names.push_back(name_of(tensor, 0, layer));
       result.layers.push_back(layer);
@@ -134,7 +158,10 @@ class required_tensors {
   [[nodiscard]] bool holds(std::string_view condition, index_t layer) const {
     if (condition == "moe") return has_experts(layer);
     if (condition == "dense") return !has_experts(layer);
-    if (condition == "full" || condition == "linear") return attention_of(layer, condition);
+    if (condition == "full" || condition == "linear" || condition == "conv") {
+      return attention_of(layer, condition);
+    }
+    if (condition == "indexer") return has_indexer(layer);
     auto const equal = condition.find('=');
     if (equal != std::string_view::npos) {
       json_value const* const value = facts_.value({condition.substr(0, equal)});
@@ -157,6 +184,31 @@ class required_tensors {
     if (types == nullptr || !types->is(json_kind::array) || layer >= types->size()) return false;
     json_value const& type = types->item(layer);
     return type.is(json_kind::text) && type.text().starts_with(kind);
+  }
+
+  /// Layers of DSA attention share what another one chose where the config says so: by their names,
+  /// by letters, or every n-th one behind an offset.
+  [[nodiscard]] bool has_indexer(index_t layer) const {
+    json_value const* const types = facts_.value({"indexer_types"});
+    if (types != nullptr && types->is(json_kind::array)) {
+      if (layer >= types->size()) return false;
+      json_value const& type = types->item(layer);
+      return type.is(json_kind::text) && type.text() == "full";
+    }
+    json_value const* const letters = facts_.value({"index_topk_pattern"});
+    if (letters != nullptr && letters->is(json_kind::text)) {
+      std::string_view const text = letters->text();
+      return layer < std::ssize(text) && text[static_cast<std::size_t>(layer)] == 'F';
+    }
+    index_t const step = number_of("index_topk_freq", 1);
+    index_t const offset = number_of("index_skip_topk_offset", 2);
+    if (step < 1 || offset < 0 || offset > most_layers) return false;
+    return std::max<index_t>(layer - offset + 1, 0) % step == 0;
+  }
+
+  [[nodiscard]] index_t number_of(std::string_view key, index_t otherwise) const {
+    auto const value = facts_.integer({key});
+    return value ? value->value : otherwise;
   }
 
   [[nodiscard]] std::string name_of(required_tensor const& tensor, std::size_t which,
@@ -200,23 +252,33 @@ class required_tensors {
   architecture const& known_;
   config_facts facts_;
   std::string prefix_;
+  std::vector<odd_router> routers_;
 };
+
+/// Nothing for a single file of many, and for a model type that the table does not have.
+std::optional<required_tensors> required_of(checkpoint_reader::state const& opened,
+                                            findings& ignored) {
+  auto const shards = opened.files.shards();
+  if (shards.size() == 1 && shards.front().name == opened.files.path().native()) return {};
+  architecture const* const known =
+      architecture_of(opened.resolved.config, opened.files.params() != nullptr);
+  if (known == nullptr) return {};
+  return required_tensors(opened, *known, ignored);
+}
 
 }  // namespace
 
 std::vector<missing_tensor> missing_tensors(checkpoint_reader::state const& opened) {
-  auto const shards = opened.files.shards();
-  // of one file of many nobody expects more
-  if (shards.size() == 1 && shards.front().name == opened.files.path().native()) return {};
-  architecture const* const known =
-      architecture_of(opened.resolved.config, opened.files.params() != nullptr);
-  findings ignored;  // what is wrong with the config was said when it was opened
-  return known == nullptr ? std::vector<missing_tensor>()
-                          : required_tensors(opened, *known, ignored).missing();
+  findings ignored;
+  auto required = required_of(opened, ignored);
+  return required ? required->missing() : std::vector<missing_tensor>();
 }
 
 void find_missing_tensors(checkpoint_reader::state const& opened, findings& found) {
-  for (missing_tensor const& one : missing_tensors(opened)) {
+  findings ignored;  // what is wrong with the config was said when it was opened
+  auto required = required_of(opened, ignored);
+  if (!required) return;
+  for (missing_tensor const& one : required->missing()) {
     found.error(errc::invalid_argument, "missing-tensor", one.names.front(),
                 "tensor {} ({}) is not there{}; the architecture has it ({})",
                 quoted(one.names.front()), one.part,
@@ -225,6 +287,13 @@ void find_missing_tensors(checkpoint_reader::state const& opened, findings& foun
                     : fmt::format(", nor those of {} of {} layers: {}", one.names.size(),
                                   one.wanted, layers_text(one.layers)),
                 one.source);
+  }
+  for (auto const& router : required->odd_routers()) {
+    found.error(errc::invalid_argument, "router-shape", router.matrix->name,
+                "tensor {} {} is the router of layer {}, which has {} experts: expected a row for "
+                "each of them",
+                quoted(router.matrix->name), shape_text(router.matrix->shape), router.layer,
+                router.experts);
   }
 }
 

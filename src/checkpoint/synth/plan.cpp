@@ -286,8 +286,10 @@ class planner {
   void declare() {
     synth_format stated = format_;
     if (plan_.fault.is(synth_fault_kind::wrong_block_size)) {
-      stated.block_rows /= 2;
+      bool const square = stated.row->method == quant_method::modelopt;  // one number states it
+      if (square) stated.block_cols /= 2;
       if (stated.block_rows == 0) stated.block_cols *= 2;
+      stated.block_rows /= 2;
     }
     synth_declaration declared = synth_declare(stated, with_mtp_ ? mtp_format_ : stated, skipped_);
     if (plan_.fault.is(synth_fault_kind::missing_declaration)) declared = {};
