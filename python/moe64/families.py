@@ -137,19 +137,26 @@ def _computes(kind: type, where: str, name: str, alpha: float, limit: float) -> 
     return _tried(kind._apply_gate, where, name, alpha, limit)  # type: ignore[attr-defined]
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# The modules of functions that are known, each with the forward that it has when this is imported.
+_MODULES = {type(ACT2FN["silu"]): "silu", nn.SiLU: "silu", GELUActivation: "gelu", type(ACT2FN["relu2"]): "relu2",
+            type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh", nn.GELU: ""}
+_FORWARDS = {kind: kind.forward for kind in _MODULES}
+
+
 def function_of(act_fn: object) -> "str | None":
     """silu, gelu, gelu_tanh or relu2, if it is known to be exactly that and nobody listens to its calls."""
-    kind = type(act_fn)
-    if isinstance(act_fn, nn.Module) and ("forward" in act_fn.__dict__ or act_fn._forward_hooks or act_fn._forward_pre_hooks
-                                          or act_fn._backward_hooks or act_fn._backward_pre_hooks):
-        return None
-    if kind in (nn.SiLU, type(ACT2FN["silu"])) or act_fn is nn.functional.silu:
+    if act_fn is nn.functional.silu:
         return "silu"
-    if kind is GELUActivation or (kind is nn.GELU and act_fn.approximate == "none"):  # type: ignore[attr-defined]
-        return "gelu"
-    if kind is type(ACT2FN["gelu_pytorch_tanh"]) or (kind is nn.GELU and act_fn.approximate == "tanh"):  # type: ignore[attr-defined]
-        return "gelu_tanh"
-    return "relu2" if kind is type(ACT2FN["relu2"]) else None
+    kind = type(act_fn)
+    if kind not in _MODULES or kind.forward is not _FORWARDS[kind]:
+        return None
+    own = act_fn.__dict__
+    if "forward" in own or any(own[hooks] for hooks in _HOOKS):
+        return None
+    if kind is nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(own["approximate"])
+    return _MODULES[kind]
 
 
 def _limit_of(module: Any, name: str) -> "float | None":

@@ -23,7 +23,7 @@ from torch import nn
 from transformers.integrations import finegrained_fp8, moe
 
 from . import codes, families, lora
-from ._torch import hooks_that_offload
+from ._torch import alone, hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
@@ -106,7 +106,8 @@ class _Seen:
     @staticmethod
     def _state(module: nn.Module) -> list[object]:
         own = [value for name, value in module.__dict__.items() if name != _Seen.NAME]
-        return [type(module), getattr(type(module), "_apply_gate", None), *own, *module._parameters.values(),
+        function = families.function_of(getattr(module, "act_fn", None))  # hooks change what the same object computes
+        return [type(module), getattr(type(module), "_apply_gate", None), function, *own, *module._parameters.values(),
                 *module._buffers.values(), *module._modules.values()]
 
     @staticmethod
@@ -123,9 +124,10 @@ class _Seen:
         return type(None), ()
 
 
-def _described(module: nn.Module, factors: dict[str, Lora]) -> tuple[ExpertWeights, bool]:
-    """The weights of a module, and whether the fused layer serves it; remembered where nothing is differentiated."""
-    keeps = not (factors or torch.is_grad_enabled() or torch.compiler.is_compiling() or hooks_that_offload(module))
+def _described(module: nn.Module, x: torch.Tensor, factors: dict[str, Lora]) -> tuple[ExpertWeights, bool]:
+    """The weights of a module, and whether the fused layer serves it; remembered where nothing is differentiated, and where
+    no compiler, mode or transform may have put stand-ins without addresses in the place of tensors."""
+    keeps = not (factors or torch.is_grad_enabled()) and alone(x) and not hooks_that_offload(module)
     if keeps:
         seen = module.__dict__.get(_Seen.NAME)
         if seen is not None and seen.holds(module):
@@ -147,7 +149,7 @@ def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index:
         raise InvalidArgumentError(f"[transformers] {type(module).__name__} passes {len(more)} more arguments than hidden "
                                    "states, ids and weights: moe64 does not know what they mean")
     factors = lora.active_factors(module, hidden_states.dtype)  # as PEFT does: one type in the products
-    weights, fused = _described(module, factors)
+    weights, fused = _described(module, hidden_states, factors)
     if top_k_weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         top_k_weights = top_k_weights.float()
     if fused:
@@ -200,7 +202,7 @@ def _with_own_gate(module: Any, x: torch.Tensor, ids: torch.Tensor, top_k_weight
                    weights: ExpertWeights) -> torch.Tensor:
     """The layer as a list of operations, with the module's own gate, norm and static scales in their places."""
     flat = x.reshape(-1, x.shape[-1])
-    ids, top_k_weights = ids.reshape(flat.shape[0], -1), top_k_weights.reshape(flat.shape[0], -1)
+    ids, top_k_weights = ids.reshape(-1, ids.shape[-1]), top_k_weights.reshape(-1, top_k_weights.shape[-1])
     p = plan(ids, module.down_proj.shape[0], top_k_weights)
     first = "gate_up_proj" if getattr(module, "has_gate", True) else "up_proj"
     inner = _linear(_on_static_grid(module, first, gather(flat, p), p.expert_begin), weights.gate_up, p.expert_begin,

@@ -125,6 +125,14 @@ def test_experts_of_a_family_equal_its_own_loop(place):
         near(ours, theirs, 1e-4, place)
 
 
+@pytest.mark.parametrize("place", UNFUSED)
+def test_a_gate_that_is_called_takes_no_tokens_too(place):
+    module = class_of(place)(settings(_experts_implementation="moe64"))
+    x = torch.empty(0, 32, requires_grad=True)
+    y = module(x, torch.empty(0, 3, dtype=torch.int64), torch.empty(0, 3))
+    assert y.shape == (0, 32) and torch.autograd.grad(y.sum(), x)[0].shape == (0, 32)
+
+
 @pytest.mark.parametrize("place", EAGER)
 def test_experts_that_no_implementation_reaches_are_told_once(place, monkeypatch):
     kind = class_of(place)
@@ -220,28 +228,34 @@ def test_a_gate_of_an_instance_is_its_own():
     assert moe64.transformers.activation_of(module) is None
 
 
-def hooked(act_fn):
+def hooked(act_fn, _monkeypatch):
     act_fn.register_forward_hook(lambda _module, _inputs, output: output * 2)
 
 
-def replaced(act_fn):
+def replaced(act_fn, _monkeypatch):
     act_fn.forward = torch.tanh
 
 
-@pytest.mark.parametrize("change", [hooked, replaced])
-def test_a_function_that_somebody_has_changed_is_called(change):
-    """By hooks on the module, or by another forward, also after the first call."""
+def replaced_for_all(_act_fn, monkeypatch):
+    monkeypatch.setattr(nn.SiLU, "forward", lambda self, gate: torch.tanh(gate))
+
+
+@pytest.mark.parametrize("change", [hooked, replaced, replaced_for_all])
+@pytest.mark.parametrize("recorded", [True, False], ids=["gradients", "no gradients"])
+def test_a_function_that_somebody_has_changed_is_called(change, recorded, monkeypatch):
+    """By hooks on the module, or by another forward, also after the first call, and where calls are remembered."""
     module = class_of("mixtral.MixtralExperts")(settings(_experts_implementation="moe64"))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(0, 0.4)
     x, ids, weights = torch.randn(9, 32), torch.randint(0, 4, (9, 3)), torch.rand(9, 3)
     module.act_fn = nn.SiLU()
-    before = module(x, ids, weights)
-    change(module.act_fn)
-    after = module(x, ids, weights)
-    module.config._experts_implementation = "eager"
-    near(after, module(x, ids, weights), 1e-4, change.__name__)
+    with torch.set_grad_enabled(recorded):
+        before = module(x, ids, weights)
+        change(module.act_fn, monkeypatch)
+        after = module(x, ids, weights)
+        module.config._experts_implementation = "eager"
+        near(after, module(x, ids, weights), 1e-4, change.__name__)
     assert (after - before).abs().max() > 1e-2
 
 
@@ -262,6 +276,10 @@ def test_gates_are_tried_under_modes_and_while_compiling():
         pytest.skip(f"FP8Experts of Transformers {transformers.__version__} has no clamped gates")
     with FakeTensorMode(), torch.device("meta"), torch.inference_mode():
         assert moe64.transformers.activation_of(module) == moe64.Activation("clamped_silu_glu", limit=0.5)
+    with FakeTensorMode(), torch.no_grad(), warnings.catch_warnings():  # nothing is remembered of what has no address
+        warnings.simplefilter("error")
+        fake = class_of("mixtral.MixtralExperts")(settings(_experts_implementation="moe64"))
+        assert fake(torch.randn(9, 32), torch.zeros(9, 3, dtype=torch.int64), torch.rand(9, 3)).shape == (9, 32)
     families._tried.cache_clear()
     x, ids, weights = torch.randn(5, 128), torch.randint(0, 4, (5, 2)), torch.rand(5, 2)
     compiled = torch.compile(lambda *a: module(*a), fullgraph=True, backend="aot_eager")
