@@ -80,7 +80,10 @@ def active_factors(module: nn.Module, dtype: torch.dtype | None = None) -> dict[
         >>> moe64.lora.active_factors(experts)    # outside of a call of the model there are none
         {}
     """
-    handed = dict(getattr(_active, "modules", {}).get(id(module), {}))
+    given = getattr(_active, "modules", {}).get(id(module), {})
+    handed = {name: (wrapper, adapters) for name, (wrapper, adapters, _) in given.items()}
+    for name, pair in handed.items():
+        given[name] = (*pair, True)
     around = getattr(_active, "calls", {}).get(id(module), [])
     for wrapper, parameter in around:
         adapters = _switched_on(wrapper)
@@ -146,10 +149,10 @@ def _rooms() -> "WeakKeyDictionary[Any, dict[str, torch.Tensor]]":
 
 
 def is_ours(base: nn.Module) -> bool:
-    """Whether moe64 runs this module."""
+    """Whether moe64 runs this module: a class without @use_experts_implementation, which sets both flags, runs itself."""
     config = getattr(base, "config", None)
     if getattr(config, "_experts_implementation", None) == "moe64":
-        return True
+        return hasattr(base, "is_transposed") and hasattr(base, "has_bias")
     return type(base).__name__ == "CodeExperts" and type(base).__module__ == "moe64.codes"
 
 
@@ -214,13 +217,17 @@ def install() -> bool:
             return
         modules = _active.__dict__.setdefault("modules", {})
         handed = modules.setdefault(id(base), {})
-        handed[self.parameter_name] = (self, adapters)
+        handed[self.parameter_name] = (self, adapters, False)
         try:
             yield
+            taken = handed[self.parameter_name][2]
         finally:
             del handed[self.parameter_name]
             if not handed:
                 modules.pop(id(base), None)
+        if not taken:
+            raise UnsupportedError(f"[lora] another forward of {type(base).__name__} ran in the place of moe64's: adapters "
+                                   f"{', '.join(adapters)} of {self.parameter_name} would be left out")
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Whatever replaces forward: while experts of moe64 run, the adapters around them are known."""

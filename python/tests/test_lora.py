@@ -1,6 +1,7 @@
 """LoRA on expert weights through PEFT: as low-rank products, the same values as PEFT's sum, saved and loaded by PEFT."""
 
 import threading
+import types
 
 import pytest
 import torch
@@ -317,3 +318,34 @@ def test_a_frozen_expert_adapter_with_trainable_parameters(between):
     assert gradients[0] and gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[1].items():
         near(gradients[0][name], gradient, 5e-4, name)
+
+
+def test_an_adapter_on_a_class_that_runs_itself_is_pefts():
+    """A class without the decorator may have a config that says moe64: nobody would take factors that were handed over."""
+    class Itself(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config = types.SimpleNamespace(_experts_implementation="moe64")
+            self.down_proj = torch.nn.Parameter(torch.randn(4, 16, 8))
+
+        def forward(self, x, ids, weights):
+            return torch.einsum("th,ehi->tei", x, self.down_proj)
+
+    config = LoraConfig(r=3, target_parameters=["mlp.experts.down_proj"], target_modules=[], init_lora_weights=False)
+    model = get_peft_model(Wrapped(Itself()), config)
+    experts = model.base_model.model.mlp.experts
+    x = torch.randn(5, 16)
+    truth = torch.einsum("th,ehi->tei", x, experts.get_param() + experts.get_delta_weight("default"))
+    torch.testing.assert_close(model(x, None, None), truth, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_that_nobody_takes_is_refused():
+    """Experts whose forward was replaced, as by kernels from elsewhere, do not ask for the factors."""
+    model, _, _ = fp8_adapted()
+    call = torch.randn(2, 128), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
+    model(*call)
+    model.base_model.model.mlp.experts.get_base_layer().forward = lambda x, ids, weights: x * 0
+    with pytest.raises(moe64.UnsupportedError, match="another forward of FP8Experts ran.*default of .*_proj would be left out"):
+        model(*call)
+    with model.disable_adapter():
+        assert (model(*call) == 0).all()
