@@ -62,10 +62,19 @@ def _tensor(view: _c.Tensor, memory: torch.Tensor) -> torch.Tensor | None:
     extent, stride = list(view.extent[:view.rank]), list(view.stride[:view.rank])
     if packed:
         extent[-1], stride = (extent[-1] + 1) // 2, [step // 2 for step in stride[:-1]] + [1]
-    item = torch.empty(0, dtype=dtype).element_size()
-    offset = (view.data or memory.data_ptr()) - memory.data_ptr()
-    whole = memory[offset % item: offset % item + (memory.numel() - offset % item) // item * item].view(dtype)
-    return whole.as_strided(extent, stride, (offset - offset % item) // item)
+    size = (sum((count - 1) * step for count, step in zip(extent, stride)) + 1) * dtype.itemsize if 0 not in extent else 0
+    begin = (view.data or memory.data_ptr()) - memory.data_ptr()
+    return _storage(memory, begin, size).view(dtype).as_strided(extent, stride)
+
+
+def _storage(memory: torch.Tensor, begin: int, size: int) -> torch.Tensor:
+    """Bytes of `memory`, which they keep alive, as a storage of their own: tensors of one storage cannot be saved in several
+    types, and whoever looks for shared weights takes them for one."""
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    place = (ctypes.c_uint8 * size).from_address(memory.data_ptr() + begin)
+    place.memory = memory  # type: ignore[attr-defined]
+    return torch.frombuffer(place, dtype=torch.uint8)
 
 
 def _matrix(part: _c.Quantized, memory: torch.Tensor) -> "torch.Tensor | Quantized":
@@ -96,7 +105,8 @@ def _projection(view: _c.ProjectionView, memory: torch.Tensor, fused: bool) -> P
     parts = [_matrix(part, memory) for part in view.parts if part.values.rank]
     biases = [_tensor(bias, memory) for bias in view.bias if bias.rank]
     if len(parts) == 1:
-        return Projection(parts[0], biases[0] if biases else None)
+        one = Projection(parts[0], biases[0] if biases else None)
+        return _changed(one, torch.clone) if fused else one  # else what was fused would be kept alive along with it
     if fused:
         return Projection(_fuse(*parts), torch.cat(biases, dim=1) if biases else None)  # type: ignore[arg-type]
     return Projection(tuple(parts), tuple(biases) if biases else None)
@@ -157,15 +167,19 @@ def load_experts(path: "str | os.PathLike[str]", layer: int, *, first_expert: in
                             first_expert=look.first_expert)
     if torch.device(device).type != "cpu":
         for projection in (weights.gate_up, weights.down):
-            projection.weights = _moved(projection.weights, device)
-            projection.bias = _moved(projection.bias, device)
+            _changed(projection, lambda tensor: tensor.to(device))
     return weights
 
 
-def _moved(given: Any, device: "torch.device | str") -> Any:
-    if given is None or isinstance(given, torch.Tensor):
-        return given if given is None else given.to(device)
-    if isinstance(given, tuple):
-        return tuple(_moved(part, device) for part in given)
-    return Quantized(given.values.to(device), given.scales.to(device), given.layout, _moved(given.global_scale, device),
-                     given.global_divides, given.dtype, given.scale_dtype)
+def _changed(projection: Projection, change: Callable[[torch.Tensor], torch.Tensor]) -> Projection:
+    """The projection, with `change` done to each of its tensors."""
+    def changed(given: Any) -> Any:
+        if given is None or isinstance(given, torch.Tensor):
+            return given if given is None else change(given)
+        if isinstance(given, tuple):
+            return tuple(map(changed, given))
+        return Quantized(change(given.values), change(given.scales), given.layout, changed(given.global_scale),
+                         given.global_divides, given.dtype, given.scale_dtype)
+
+    projection.weights, projection.bias = changed(projection.weights), changed(projection.bias)
+    return projection

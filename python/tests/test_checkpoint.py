@@ -83,6 +83,23 @@ def test_a_part_of_the_experts_and_progress(synth):
         moe64.load_experts(folder, number, progress=lambda done, total: True)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("like", ["qwen3-30b", "gpt-oss", "qwen3-30b-nvfp4"])
+def test_loaded_experts_are_saved_whole(synth, like, fused, tmp_path):
+    """Tensors that lay in one storage could not be saved in several types, and scales were taken for shared weights, left out."""
+    module = moe64.Experts.from_weights(moe64.load_experts(synth(like), moe_layer(synth(like)), fused=fused))
+    kept = module.state_dict()
+    torch.save(kept, tmp_path / "layer.pt")
+    again = torch.load(tmp_path / "layer.pt")
+    assert kept.keys() == again.keys()
+    for name, tensor in kept.items():
+        assert torch.equal(tensor.contiguous().view(torch.uint8), again[name].contiguous().view(torch.uint8)), name
+    assert len({tensor.untyped_storage().data_ptr() for tensor in kept.values()}) == len(kept)
+    if fused:  # nothing of what was fused stays behind
+        held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        assert held == sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+
+
 def test_an_unsound_layer_is_refused(synth):
     folder = synth("qwen3-30b", "--break", "dropped-scale")
     refused = 0

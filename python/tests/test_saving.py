@@ -122,6 +122,16 @@ def test_adapters_that_transformers_holds_itself_are_saved_alone(synth, tmp_path
     assert torch.equal(logits(again), logits(model))
 
 
+def test_accelerate_saves_codes_with_all_of_their_scales(synth, tmp_path):
+    """Its save_model knows nothing of Transformers, and left out what it took for shared."""
+    import accelerate
+    from safetensors.torch import load_file
+    folder = synth("qwen3-30b")
+    model = moe64.transformers.from_pretrained(folder, dtype=torch.float32, **options_of(folder))
+    accelerate.Accelerator(cpu=True).save_model(model, tmp_path)
+    assert load_file(tmp_path / "model.safetensors").keys() == model.state_dict().keys()
+
+
 @pytest.mark.parametrize("kind", ["bf16", "fp8"])
 def test_stacks_that_transformers_loaded_are_saved_whole(kind, saved, tmp_path, monkeypatch):  # noqa: F811
     """FP8 experts of Transformers' own class; without a GPU it would expand them."""
