@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import os
 import threading
@@ -17,12 +16,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers.base import HfQuantizer
 
 from . import families
-from ._adapter_layout import is_wrapper
 from ._torch import keeping_types
 from .checkpoint import inspect, load_experts
 from .errors import InvalidArgumentError, IoFailureError, MalformedFileError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Projection, Quantized
-from .lora import is_ours
 
 __all__ = ["CodeExperts", "from_pretrained", "keep_codes"]
 
@@ -77,11 +74,13 @@ class CodeExperts(nn.Module):
         if more:
             raise UnsupportedError(f"[transformers] {name} has {', '.join(more)} in addition to its projections: moe64 does "
                                    "not know what they do")
+        self._require_extents(own)
         act, stated = Activation("silu_glu") if self._sorted else families.activation_of(own), self.activation
         if act is not None and not _same(act, stated):
             warnings.warn(f"[transformers] {name} computes {act}, where the files state {stated}: the class is followed",
                           stacklevel=3)
         self._own, self.activation = (_without_stacks(own),), act
+        self.training = own.training
         if act is None:
             self.has_post_expert_norm = getattr(own, "has_post_expert_norm", False)
             for key, child in own.named_children():
@@ -89,9 +88,19 @@ class CodeExperts(nn.Module):
             if not self.has_gate and "act_fn" not in self._modules:
                 self.act_fn = own.act_fn
 
+    def _require_extents(self, own: nn.Module) -> None:
+        """Codes of another model than that which the module was made for are none of its experts."""
+        rows = 2 if self._sorted or getattr(own, "is_transposed", False) else 1
+        for name in ("gate_up_proj" if self.has_gate else "up_proj", "down_proj"):
+            stack, codes = getattr(own, name, None), getattr(self, name)
+            if isinstance(stack, torch.Tensor) and stack.dim() == 3 and stack.shape[rows] != codes.shape[1]:
+                raise ShapeMismatchError(f"[transformers] {name} of {type(own).__name__} has {stack.shape[rows]} rows per "
+                                         f"expert, the checkpoint {codes.shape[1]}")
+
     def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """The gate of the class; codes have gate rows before up rows, whatever its own stack had."""
         own: Any = self._own[0]
+        own.training = self.training
         if not getattr(own, "is_concatenated", True):
             gate_up = torch.stack(gate_up.chunk(2, dim=-1), dim=-1).flatten(-2)
         return own._apply_gate(gate_up)
@@ -175,15 +184,28 @@ def _layers_of(model: nn.Module, path: "str | os.PathLike[str]") -> Iterator[tup
                       "checkpoint is not sound there (`moe64 check` says why)", stacklevel=3)
     have = {layer["layer"]: layer for layer in layers
             if layer["sound"] and layer["down"]["type"] not in ("f32", "bf16", "f16")}
-    found = 0
+    found: dict[int, str] = {}
     for name, module in list(model.named_modules()):
-        indices = [int(word) for word in name.split(".") if word.isdigit()]
-        if name.endswith(".experts") and len(indices) == 1 and indices[0] in have:
-            found += 1
-            yield name, module, indices[0], have[indices[0]]["experts"]
+        words = name.split(".")
+        indices = [int(word) for word in words if word.isdigit()]
+        if words[-1] != "experts" or len(indices) != 1 or indices[0] not in have or "mtp" in words:
+            continue
+        layer = indices[0]
+        if layer in found:
+            raise UnsupportedError(f"[transformers] {found[layer]} and {name} are both experts of a layer {layer}: moe64 does "
+                                   f"not know which of them those of {path} are")
+        found[layer] = name
+        yield name, module, layer, have[layer]["experts"]
     if have and not found:
         raise InvalidArgumentError(f"[transformers] {path} has quantised experts, but {type(model).__name__} has no module "
                                    "'...<layer>...experts' for any of them")
+
+
+def _require_count(verb: str, own: nn.Module, name: str, experts: int, layer: int, path: object) -> None:
+    _call_of(own)
+    stack = own.down_proj if hasattr(own, "down_proj") else next(own.parameters(), None)
+    if isinstance(stack, torch.Tensor) and stack.dim() == 3 and stack.shape[0] != experts:
+        raise ShapeMismatchError(f"[{verb}] {name} has {stack.shape[0]} experts, layer {layer} of {path} has {experts}")
 
 
 def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
@@ -197,11 +219,8 @@ def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
         >>> moe64.transformers.keep_codes(model, path)
     """
     replaced = []
-    for name, module, layer, experts in _layers_of(model, path):
-        _call_of(module)
-        shape = (module.down_proj if hasattr(module, "down_proj") else next(module.parameters())).shape
-        if shape[0] != experts:
-            raise ShapeMismatchError(f"[keep_codes] {name} has {shape[0]} experts, layer {layer} of {path} has {experts}")
+    for name, module, layer, experts in list(_layers_of(model, path)):  # all of them are looked at before any is replaced
+        _require_count("keep_codes", module, name, experts, layer, path)
         _put(model, name, path, layer, next(module.parameters()).device, getattr(module, "config", None), module)
         replaced.append(name)
     if not replaced:
@@ -260,6 +279,7 @@ def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> An
         folder = os.path.dirname(os.path.abspath(files[0]))
         ignored = []
         for name, module, layer, experts in _layers_of(model, folder):
+            _require_count("from_pretrained", own.get(name, module), name, experts, layer, path=folder)
             model.set_submodule(name, _Waiting(folder, layer, experts, own.get(name, module)))
             ignored.append(rf"layers\.{layer}\..*experts\.")
         known = model._keys_to_ignore_on_load_unexpected  # a list before 5.17, then a set
@@ -342,44 +362,3 @@ def _offload(module: CodeExperts, execution_device: Any) -> None:
 
 
 HfQuantizer.preprocess_model = _preprocess_and_wait  # type: ignore[method-assign]
-
-
-# ---- saving -------------------------------------------------------------------------------------
-
-_save_pretrained, _push_to_hub = hf.PreTrainedModel.save_pretrained, hf.PreTrainedModel.push_to_hub
-
-
-def _require_names(model: Any, verb: str, own_tensors: bool = False) -> None:
-    """Transformers has no names for codes that it did not load: it would write blocks of a wrong shape and scales that no
-    loader finds, or stop half-way. Experts inside of PEFT's wrappers it would write under the wrappers' names, and a load
-    would fill them with random values; the caller's own tensors may have better ones. With adapters that it holds itself it
-    saves those alone."""
-    if getattr(model, "_hf_peft_config_loaded", False):
-        return
-    codes = [name for name, module in model.named_modules() if isinstance(module, CodeExperts)]
-    wrapped = [name for name, module in model.named_modules() if is_wrapper(module) and is_ours(module.get_base_layer())]
-    if not codes and (own_tensors or not wrapped):
-        return
-    found = codes or wrapped
-    which = f"{found[0]}{f' and {len(found) - 1} more' if len(found) > 1 else ''} of {type(model).__name__}"
-    why = "are codes as their checkpoint has them" if codes else "have adapters of PEFT around them"
-    raise UnsupportedError(
-        f"[{verb}] {which} {why}, which Transformers cannot write in a form that loads again; nothing was written. They are in "
-        "the checkpoint that the model was loaded from: adapters are saved by PeftModel.save_pretrained, other formats written "
-        "by moe64 convert")
-
-
-@functools.wraps(_save_pretrained)
-def _save_or_refuse(self: Any, *args: Any, **options: Any) -> Any:
-    _require_names(self, "save_pretrained", own_tensors=options.get("state_dict") is not None or len(args) > 2)
-    return _save_pretrained(self, *args, **options)
-
-
-@functools.wraps(_push_to_hub)
-def _push_or_refuse(self: Any, *args: Any, **options: Any) -> Any:
-    _require_names(self, "push_to_hub")
-    return _push_to_hub(self, *args, **options)
-
-
-hf.PreTrainedModel.save_pretrained = _save_or_refuse  # type: ignore[method-assign]
-hf.PreTrainedModel.push_to_hub = _push_or_refuse  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ import transformers as hf
 from torch import nn
 from transformers.integrations import finegrained_fp8, moe
 
-from . import codes, families, lora
+from . import _saving, codes, families, lora
 from ._torch import alone, hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
@@ -227,6 +227,7 @@ def register() -> None:
     finegrained_fp8.FP8ExpertsInterface.register(NAME, experts_forward)
     families.install(silent=codes.is_loading)
     lora.install()
+    _saving.install()
 
 
 register()

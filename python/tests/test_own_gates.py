@@ -241,6 +241,58 @@ def test_from_pretrained_refuses_a_class_that_is_not_understood(synth, monkeypat
     assert not codes.is_loading()
 
 
+def test_codes_are_in_training_when_their_class_was(synth):  # noqa: F811
+    """A gate with dropout does nothing of it in a model that was set to eval, before or after."""
+    class Odd(nn.Module):
+        has_gate, is_transposed, has_bias = True, False, False
+
+        def _apply_gate(self, gate_up):
+            gate, up = gate_up.chunk(2, dim=-1)
+            return nn.functional.dropout(torch.tanh(gate) * up, 0.5, self.training)
+
+    weights = moe64.load_experts(synth(LIKE), 0, fused=True)
+    x, ids = torch.randn(5, weights.down.weights.values.shape[1]), torch.zeros(5, 2, dtype=torch.int64)
+    before, after = (moe64.transformers.CodeExperts(weights, own=own) for own in (Odd().eval(), Odd()))
+    assert not before.training and after.training
+    truth = before(x, ids, torch.ones(ids.shape))
+    assert not torch.equal(after(x, ids, torch.ones(ids.shape)), truth)
+    assert torch.equal(after.eval()(x, ids, torch.ones(ids.shape)), truth)
+    model = expanded(synth(LIKE), LIKE)
+    moe64.transformers.keep_codes(model, synth(LIKE))
+    assert not any(module.training for module in model.modules())
+
+
+def fp8_options():
+    return {"dtype": torch.float32, "quantization_config": transformers.FineGrainedFP8Config(dequantize=True)}
+
+
+@pytest.mark.parametrize("key", ["moe_intermediate_size", "num_experts"])
+def test_codes_of_other_extents_than_the_model_has_are_refused(key, synth):  # noqa: F811
+    """Transformers refuses such weights; codes came past it."""
+    config = transformers.AutoConfig.from_pretrained(synth(LIKE))
+    setattr(config, key, 2 * getattr(config, key))
+    with pytest.raises(moe64.ShapeMismatchError, match=r"rows per expert, the checkpoint|experts, layer 0 of .* has"):
+        moe64.transformers.from_pretrained(synth(LIKE), config=config, **fp8_options())
+    model = expanded(synth(LIKE), LIKE)
+    for _, experts in experts_of(model):
+        experts.gate_up_proj.data = experts.gate_up_proj.data.repeat(1, 2, 1)
+    with pytest.raises(moe64.ShapeMismatchError, match="gate_up_proj of Qwen3MoeExperts has .* rows per expert"):
+        moe64.transformers.keep_codes(model, synth(LIKE))
+
+
+def test_two_stacks_of_experts_of_one_layer_are_refused_and_mtp_is_left_alone(synth):  # noqa: F811
+    """A vision tower with experts, say: the number of the layer tells nothing of which are meant."""
+    model = expanded(synth(LIKE), LIKE)
+    first = model.model.layers[0].mlp
+    model.mtp = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"experts": first.experts})])})
+    model.model.layers[1].vision = nn.ModuleDict({"experts": model.model.layers[1].mlp.experts.__class__(model.config)})
+    with pytest.raises(moe64.UnsupportedError, match=r"layers\.1\.mlp\.experts and .*vision\.experts are both experts of .* 1"):
+        moe64.transformers.keep_codes(model, synth(LIKE))
+    assert not any(isinstance(module, moe64.transformers.CodeExperts) for module in model.modules())
+    del model.model.layers[1].vision
+    assert moe64.transformers.keep_codes(model, synth(LIKE)) == ["model.layers.0.mlp.experts", "model.layers.1.mlp.experts"]
+
+
 # ---- Llama-4 ------------------------------------------------------------------------------------
 
 def llama4(folder):
