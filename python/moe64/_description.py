@@ -35,6 +35,17 @@ def format_of(q: Quantized) -> Format:
     return Format(q.dtype or "", q.scale_dtype or "", layout.kind, layout.block_rows, layout.block_cols, q.global_divides)
 
 
+def frozen(operation: str, name: str, q: Quantized) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]":
+    """Codes and their scales, of which nothing has a gradient."""
+    tensors = (q.values, q.scales, q.global_scale)
+    if torch.is_grad_enabled():
+        for what, tensor in zip(("", ", its scale,", ", its global scale,"), tensors):
+            if tensor is not None and tensor.requires_grad:
+                raise GradientError(f"[{operation}] {name}{what} requires a gradient, but quantised weights have none: freeze "
+                                    "it with requires_grad_(False), or train LoRA; without gradients torch.no_grad() does")
+    return tensors
+
+
 class Operands(NamedTuple):
     """The tensors of a layer; None where it has none. `Any` is a tensor here, its Memory in `_handles`."""
 
@@ -111,13 +122,7 @@ _ABSENT: _Stack = (None, None, None)
 def _matrix(given: object, name: str) -> tuple[_Stack, Format]:
     """The tensors of one stack of matrices, and its format."""
     if isinstance(given, Quantized):
-        tensors = (given.values, given.scales, given.global_scale)
-        if torch.is_grad_enabled():
-            for tensor in tensors:
-                if tensor is not None and tensor.requires_grad:
-                    raise GradientError(f"[experts] {name} requires a gradient, but quantised weights have none: freeze it "
-                                        "with requires_grad_(False), or train LoRA")
-        return tensors, format_of(given)
+        return frozen("experts", name, given), format_of(given)
     if isinstance(given, torch.Tensor):
         return (given, None, None), PLAIN
     raise InvalidArgumentError(f"[experts] {name} is a {type(given).__name__}, neither a tensor nor a Quantized")

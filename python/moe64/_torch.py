@@ -122,15 +122,32 @@ def alone(tensor: torch.Tensor) -> bool:
             and not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active())
 
 
-def refuse_tangents(operation: str, **arguments: torch.Tensor | None) -> None:
-    """Nothing here has a forward-mode derivative, and PyTorch would take the results for constants: an argument that carries
-    a tangent is refused. Costs one comparison where nobody differentiates forward."""
-    if forward_ad._current_level < 0:
+def are_transforms_active() -> bool:
+    """Of torch.func or of torch.autograd.forward_ad. While a compiler traces only the latter can be asked."""
+    return forward_ad._current_level >= 0 or (not torch.compiler.is_compiling()
+                                              and torch._C._are_functorch_transforms_active())
+
+
+def refuse_transforms(operation: str, **arguments: torch.Tensor | None) -> None:
+    """Derivatives that nothing here has. Forward-mode ones: PyTorch would take the results for constants. Those of torch.func,
+    which needs gradients in a form that operators of libraries cannot have. Costs little where nobody asks for them."""
+    if not are_transforms_active():
         return
+    recorded = torch.is_grad_enabled() and not torch.compiler.is_compiling() and _is_inside_derivatives()
     for name, tensor in arguments.items():
-        if tensor is not None and _has_tangent(tensor):
+        if tensor is None:
+            continue
+        if forward_ad._current_level >= 0 and _has_tangent(tensor):
             raise GradientError(f"[{operation}] {name} carries a forward-mode tangent (torch.func.jvp, jacfwd, forward_ad), "
                                 "and there is no forward-mode derivative: differentiate in reverse, with torch.autograd")
+        if recorded and tensor.requires_grad:
+            raise GradientError(f"[{operation}] {name} requires a gradient inside of torch.func (grad, vjp, jacrev), which "
+                                "no operator of a library can give: differentiate with torch.autograd")
+
+
+def _is_inside_derivatives() -> bool:
+    kinds = torch._C._functorch.TransformType
+    return any(entry.key() in (kinds.Grad, kinds.Jvp) for entry in torch._C._functorch.get_interpreter_stack() or [])
 
 
 def _has_tangent(tensor: torch.Tensor) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from . import _c
-from ._description import FORMAT_SCHEMA, Format, format_of
+from ._description import FORMAT_SCHEMA, Format, format_of, frozen
 from ._handles import matrix_of
 from ._library import library
-from ._torch import FLOATS, TORCH_DTYPES, code_of, memory_of, operator, refuse_tangents, stream_of, view
+from ._torch import FLOATS, TORCH_DTYPES, code_of, memory_of, operator, refuse_transforms, stream_of, view
 from .errors import DtypeMismatchError, InvalidArgumentError, MissingScaleError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, Granularity, Quantized
 
@@ -68,7 +68,7 @@ def quantize(x: torch.Tensor, layout: "str | Granularity", dtype: str = "e4m3", 
         raise ShapeMismatchError(f"[quantize] x is {list(x.shape)}, expected [rows, cols] or [experts, rows, cols]")
     if dtype in ("int4", "fp4") and x.shape[-1] % 2:
         raise UnsupportedError(f"[quantize] x has {x.shape[-1]} columns, which do not fill whole bytes of {dtype}")
-    refuse_tangents("quantize", x=x)
+    refuse_transforms("quantize", x=x)
     values, scales, scale = torch.ops.moe64.quantize(x.detach(), layout.kind, layout.block_rows, layout.block_cols, dtype,
                                                          scale_dtype)
     return Quantized(values, scales, layout, scale if scale.numel() else None, False,
@@ -118,8 +118,8 @@ def dequantize(values: "torch.Tensor | Quantized", scales: torch.Tensor | None =
         q = Quantized(values, scales, layout, dtype=how.pop("values_dtype", None), **how)  # type: ignore[arg-type]
     if dtype not in FLOATS:
         raise DtypeMismatchError(f"[dequantize] dtype is {dtype}, not float32, bfloat16 or float16")
-    refuse_tangents("dequantize", scales=q.scales, global_scale=q.global_scale)
-    return torch.ops.moe64.dequantize(q.values.detach(), q.scales.detach(), q.global_scale, dtype, *format_of(q))
+    refuse_transforms("dequantize", scales=q.scales, global_scale=q.global_scale)
+    return torch.ops.moe64.dequantize(*frozen("dequantize", "values", q), dtype, *format_of(q))
 
 
 # ---- activate -----------------------------------------------------------------------------------
@@ -185,5 +185,5 @@ def activate(gate: torch.Tensor, up: torch.Tensor | None = None,
     act = Activation.parse(activation)
     if act.gated != (up is not None):
         raise InvalidArgumentError(f"[activate] {act.kind} takes {'gate and up' if act.gated else 'one input'}")
-    refuse_tangents("activate", gate=gate, up=up)
+    refuse_transforms("activate", gate=gate, up=up)
     return torch.ops.moe64.activate(gate, up, act.kind, float(act.alpha), float(act.limit))

@@ -139,8 +139,8 @@ def _computes(kind: type, where: str, name: str, alpha: float, limit: float) -> 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # The modules of functions that are known, each with the forward that it has when this is imported.
-_MODULES = {type(ACT2FN["silu"]): "silu", nn.SiLU: "silu", GELUActivation: "gelu", type(ACT2FN["relu2"]): "relu2",
-            type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh", nn.GELU: ""}
+_MODULES: "dict[Any, str]" = {type(ACT2FN["silu"]): "silu", nn.SiLU: "silu", GELUActivation: "gelu", nn.GELU: "",
+                            type(ACT2FN["gelu_pytorch_tanh"]): "gelu_tanh", type(ACT2FN["relu2"]): "relu2"}
 _FORWARDS = {kind: kind.forward for kind in _MODULES}
 
 
@@ -148,7 +148,7 @@ def function_of(act_fn: object) -> "str | None":
     """silu, gelu, gelu_tanh or relu2, if it is known to be exactly that and nobody listens to its calls."""
     if act_fn is nn.functional.silu:
         return "silu"
-    kind = type(act_fn)
+    kind: Any = type(act_fn)
     if kind not in _MODULES or kind.forward is not _FORWARDS[kind]:
         return None
     own = act_fn.__dict__

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from . import _c
-from ._description import FORMAT_SCHEMA, PLAIN, Format, format_of
+from ._description import FORMAT_SCHEMA, PLAIN, Format, format_of, frozen
 from ._handles import matrix_of
 from ._library import library
-from ._torch import bytes_on, memory_of, operator, refuse_tangents, stream_of, view, workspace
-from .errors import GradientError, ShapeMismatchError
+from ._torch import bytes_on, memory_of, operator, refuse_transforms, stream_of, view, workspace
+from .errors import ShapeMismatchError
 from .formats import Quantized
 from .routing import RoutingPlan
 
@@ -110,14 +110,11 @@ def grouped_gemm(x: torch.Tensor, weights: "torch.Tensor | Quantized", plan: "Ro
     """
     begin = plan.expert_begin if isinstance(plan, RoutingPlan) else plan
     if isinstance(weights, Quantized):
-        q = weights
-        if q.values.requires_grad and torch.is_grad_enabled():
-            raise GradientError("[grouped_gemm] weights require a gradient, but quantised weights have none")
-        form, tensors = format_of(q), (q.values, q.scales, q.global_scale)
+        form, tensors = format_of(weights), frozen("grouped_gemm", "weights", weights)
     else:
         form, tensors = PLAIN, (weights, None, None)
     if tensors[0].dim() != 3 or x.dim() != 2:
         raise ShapeMismatchError(f"[grouped_gemm] x is {list(x.shape)} and weights {list(tensors[0].shape)}, expected "
                                  "[rows, in] and [experts, out, in]")
-    refuse_tangents("grouped_gemm", x=x, weights=tensors[0], scales=tensors[1], global_scale=tensors[2], bias=bias)
+    refuse_transforms("grouped_gemm", x=x, weights=tensors[0], scales=tensors[1], global_scale=tensors[2], bias=bias)
     return torch.ops.moe64.grouped_gemm(x, *tensors, bias, begin, transpose, *form)

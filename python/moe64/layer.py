@@ -6,15 +6,14 @@ import ctypes
 from typing import Any, NamedTuple, Sequence
 
 import torch
-from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 from . import _c
 from ._description import OPERANDS, SCHEMA, Description, Operands, describe, from_arguments
 from ._handles import Layer, layer_of, layer_without_memory, per_part
 from ._library import library
 from ._torch import (
-    CPU, FLOATS, _CODES, alone, bytes_on, device_of, memory_of, operator, refuse_tangents, stream_of, view, view_of, workspace,
+    CPU, FLOATS, _CODES, alone, are_transforms_active, bytes_on, device_of, memory_of, operator, refuse_transforms, stream_of,
+    view, view_of, workspace,
 )
 from .errors import DtypeMismatchError, GradientError, InvalidArgumentError, ShapeMismatchError
 from .formats import ExpertWeights
@@ -227,8 +226,8 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
         raise InvalidArgumentError(f"[experts] weights is a {type(weights).__name__}, not an ExpertWeights")
     _check_call(x, top_k_index, top_k_weights)
     operands, description = describe(weights)
-    if forward_ad._current_level >= 0:
-        refuse_tangents("experts", x=x, top_k_weights=top_k_weights, **operands._asdict())
+    if are_transforms_active():
+        refuse_transforms("experts", x=x, top_k_weights=top_k_weights, **operands._asdict())
     x2 = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     ids = top_k_index if top_k_index.dim() == 2 else top_k_index.reshape(-1, top_k_index.shape[-1])
     factors = top_k_weights if top_k_weights is None or top_k_weights.dim() == 2 else top_k_weights.reshape(ids.shape)
@@ -254,6 +253,20 @@ def _needs_gradient(x: torch.Tensor, factors: torch.Tensor | None, operands: Ope
     return False
 
 
+class _FirstDerivative(torch.autograd.Function):
+    """Gradients, the first `count` of `tensors`, and what they depend on: a derivative of them is refused, where PyTorch's
+    once_differentiable takes them for constants unless the gradient that came in is differentiated itself."""
+
+    @staticmethod
+    def forward(ctx, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tensors[:count]
+
+    @staticmethod
+    def backward(ctx, *_: torch.Tensor):  # type: ignore[override]
+        raise GradientError("[experts] there is no second derivative: create_graph=True gives gradients that cannot be "
+                            "differentiated again")
+
+
 class _Eager(torch.autograd.Function):
     """experts_forward and its gradient without PyTorch's dispatch of operators."""
 
@@ -266,12 +279,15 @@ class _Eager(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy: torch.Tensor):  # type: ignore[override]
         x, saved, *operands = ctx.saved_tensors
         needs = ctx.needs_input_grad
         wanted = _wanted(needs[0], needs[2], needs[5:])
-        made = _run_backward(x, dy.to(x.dtype), saved, ctx.top_k, wanted, Operands(*operands), ctx.description)
+        with torch.no_grad():
+            made = _run_backward(x, dy.to(x.dtype), saved, ctx.top_k, wanted, Operands(*operands), ctx.description)
+        if torch.is_grad_enabled():
+            sources = [one for one in (dy, x, *operands) if one is not None and one.requires_grad]
+            made = list(_FirstDerivative.apply(len(made), *made, *sources))
         found = dict(zip(wanted, made))
         return (found.get(_X), None, _as(found.get(_WEIGHTS), ctx.weights_dtype), None, None,
                 *map(found.get, range(OPERANDS)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from . import _c
 from ._library import library
-from ._torch import alone, bytes_on, device_of, operator, refuse_tangents, stream_of, view, workspace
+from ._torch import alone, bytes_on, device_of, operator, refuse_transforms, stream_of, view, workspace
 from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError
 
 __all__ = ["RoutingPlan", "combine", "gather", "plan", "route"]
@@ -93,7 +93,7 @@ def route(logits: torch.Tensor, top_k: int, *, score: str = "softmax", renormali
             raise InvalidArgumentError(f"[route] {what} is '{word}', none of {', '.join(table)}")
     if logits.dim() != 2:
         raise ShapeMismatchError(f"[route] logits is {list(logits.shape)}, expected [tokens, experts]")
-    refuse_tangents("route", logits=logits)
+    refuse_transforms("route", logits=logits)
     weights, ids = torch.ops.moe64.route(logits, selection_bias, top_k, score, renormalize, float(scaling),
                                          expert_groups, groups_kept, group_by)
     return ids, weights
@@ -238,10 +238,11 @@ def _(x: torch.Tensor, plan: list[torch.Tensor], top_k: int, weighted: bool, liv
           "(Tensor rows, Tensor[] plan, SymInt tokens, SymInt top_k, bool weighted, SymInt live) -> Tensor")
 def _combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool,
              live: int) -> torch.Tensor:  # live: for the gradient
-    return _run_combine(rows, plan, tokens, top_k, weighted)
+    return _run_combine(rows, plan, tokens, top_k, weighted, live)
 
 
-def _run_combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool) -> torch.Tensor:
+def _run_combine(rows: torch.Tensor, plan: list[torch.Tensor], tokens: int, top_k: int, weighted: bool,
+                 _live: int) -> torch.Tensor:
     y = torch.empty((tokens, rows.shape[1]), dtype=rows.dtype, device=rows.device)
     args = _c.CombineArgs(rows=_c.Quantized(view(rows, "rows")), plan=_plan_struct(plan, tokens, top_k),
                           weighted=int(weighted), y=view(y, "y"))
@@ -308,6 +309,13 @@ _gather.register_autograd(_gather_gradient, setup_context=_gather_context)
 _combine.register_autograd(_combine_gradient, setup_context=_combine_context)
 
 
+def _calls() -> tuple[Any, Any, Any]:
+    """What moves rows in a backward: operators, which have gradients themselves, where a graph of it is recorded."""
+    if torch.is_grad_enabled():
+        return torch.ops.moe64.gather, torch.ops.moe64.combine, torch.ops.moe64.slot_weight_gradient
+    return _run_gather, _run_combine, _run_slot_weight_gradient
+
+
 class _EagerGather(torch.autograd.Function):
     """The operator gather and its gradient without PyTorch's dispatch of operators."""
 
@@ -318,14 +326,14 @@ class _EagerGather(torch.autograd.Function):
         return _run_gather(x, list(plan), top_k, weighted, live)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_rows: torch.Tensor):  # type: ignore[override]
         plan, rest = list(ctx.saved_tensors[:5]), ctx.saved_tensors[5:]
-        dx = _run_combine(d_rows, plan, ctx.tokens, ctx.top_k, ctx.weighted) if ctx.needs_input_grad[0] else None
+        gathered, combined, slot_weight_gradient = _calls()
+        dx = combined(d_rows, plan, ctx.tokens, ctx.top_k, ctx.weighted, ctx.live) if ctx.needs_input_grad[0] else None
         weight = None
         if ctx.weighted and ctx.needs_input_grad[7]:
-            plain = _run_gather(rest[0], plan, ctx.top_k, False, ctx.live)
-            weight = _run_slot_weight_gradient(d_rows, plain, plan, ctx.tokens, ctx.top_k)
+            plain = gathered(rest[0], plan, ctx.top_k, False, ctx.live)
+            weight = slot_weight_gradient(d_rows, plain, plan, ctx.tokens, ctx.top_k)
         return dx, None, None, None, None, None, None, weight, None
 
 
@@ -337,17 +345,17 @@ class _EagerCombine(torch.autograd.Function):
                 *plan: torch.Tensor) -> torch.Tensor:
         ctx.tokens, ctx.top_k, ctx.weighted, ctx.live = tokens, top_k, weighted, live
         ctx.save_for_backward(*plan, *([rows] if weighted else []))
-        return _run_combine(rows, list(plan), tokens, top_k, weighted)
+        return _run_combine(rows, list(plan), tokens, top_k, weighted, live)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy: torch.Tensor):  # type: ignore[override]
         plan, rest = list(ctx.saved_tensors[:5]), ctx.saved_tensors[5:]
-        d_rows = _run_gather(dy, plan, ctx.top_k, ctx.weighted, ctx.live) if ctx.needs_input_grad[0] else None
+        gathered, _, slot_weight_gradient = _calls()
+        d_rows = gathered(dy, plan, ctx.top_k, ctx.weighted, ctx.live) if ctx.needs_input_grad[0] else None
         weight = None
         if ctx.weighted and ctx.needs_input_grad[8]:
-            plain = _run_gather(dy, plan, ctx.top_k, False, ctx.live)
-            weight = _run_slot_weight_gradient(rest[0], plain, plan, ctx.tokens, ctx.top_k)
+            plain = gathered(dy, plan, ctx.top_k, False, ctx.live)
+            weight = slot_weight_gradient(rest[0], plain, plan, ctx.tokens, ctx.top_k)
         return d_rows, None, None, None, None, None, None, None, weight, None
 
 
@@ -367,7 +375,7 @@ def gather(x: torch.Tensor, plan: RoutingPlan, *, weighted: bool = False) -> tor
     """
     if x.dim() != 2 or x.shape[0] != plan.tokens:
         raise ShapeMismatchError(f"[gather] x is {list(x.shape)}, expected [{plan.tokens}, hidden]")
-    refuse_tangents("gather", x=x, slot_weight=plan.slot_weight)
+    refuse_transforms("gather", x=x, slot_weight=plan.slot_weight)
     if alone(x):
         return _EagerGather.apply(x, plan.top_k, weighted, _known(plan), *plan.arrays())
     return torch.ops.moe64.gather(x, plan.arrays(), plan.top_k, weighted, _known(plan))
@@ -384,7 +392,7 @@ def combine(rows: torch.Tensor, plan: RoutingPlan, *, weighted: bool = True) -> 
     """
     if rows.dim() != 2 or rows.shape[0] != plan.tokens * plan.top_k:
         raise ShapeMismatchError(f"[combine] rows is {list(rows.shape)}, expected [{plan.tokens * plan.top_k}, hidden]")
-    refuse_tangents("combine", rows=rows, slot_weight=plan.slot_weight)
+    refuse_transforms("combine", rows=rows, slot_weight=plan.slot_weight)
     if alone(rows):
         return _EagerCombine.apply(rows, plan.tokens, plan.top_k, weighted, _known(plan), *plan.arrays())
     return torch.ops.moe64.combine(rows, plan.arrays(), plan.tokens, plan.top_k, weighted, _known(plan))

@@ -86,7 +86,7 @@ def test_a_part_of_the_experts_and_progress(synth):
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("like", ["qwen3-30b", "gpt-oss", "qwen3-30b-nvfp4"])
 def test_loaded_experts_are_saved_whole(synth, like, fused, tmp_path):
-    """Tensors that lay in one storage could not be saved in several types, and scales were taken for shared weights, left out."""
+    """Of one storage torch.save refuses several types, and whoever looks for shared weights leaves scales out."""
     module = moe64.Experts.from_weights(moe64.load_experts(synth(like), moe_layer(synth(like)), fused=fused))
     kept = module.state_dict()
     torch.save(kept, tmp_path / "layer.pt")

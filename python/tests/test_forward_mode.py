@@ -1,4 +1,5 @@
-"""Forward-mode AD: no operation has it, and PyTorch would take what they return for constants, so tangents are refused."""
+"""Derivatives that operations do not have are refused, where PyTorch would take what they return for constants: forward-mode
+AD, torch.func, second derivatives, and gradients of scales."""
 
 import pytest
 import torch
@@ -83,3 +84,75 @@ def test_what_carries_no_tangent_runs_with_what_does():
         assert torch.equal(tangent, y)
     with forward_ad.dual_level():
         assert torch.equal(moe64.experts(x, IDS, None, weights), y)
+
+
+@pytest.mark.parametrize("i", [i for i, case in enumerate(functions()) if not case[0].endswith(("quantize] x", "scales"))])
+@pytest.mark.parametrize("transform", ["grad", "vjp", "vmap of grad", "jacrev of jacrev"])
+def test_gradients_inside_of_torch_func_are_refused_by_name(i, transform):
+    what, function, at = functions()[i]
+    f = torch.func
+
+    def loss(t):
+        return function(t).square().sum()
+    calls = {
+        "grad": lambda: f.grad(loss)(at),
+        "vjp": lambda: f.vjp(function, at),
+        "vmap of grad": lambda: f.vmap(f.grad(loss))(torch.stack((at, at))),
+        "jacrev of jacrev": lambda: f.jacrev(f.jacrev(loss))(at),
+    }
+    with pytest.raises(moe64.GradientError, match=rf"\[{what} requires a gradient inside of torch.func"):
+        calls[transform]()
+
+
+@pytest.mark.parametrize("i", [i for i, case in enumerate(functions()) if case[0].startswith("experts")])
+def test_a_second_derivative_of_the_layer_is_refused_not_dropped(i):
+    """Also where nothing behind the layer is differentiated: there PyTorch takes its gradient for a constant."""
+    _, function, at = functions()[i]
+    factor = torch.ones(1, requires_grad=True)
+    for outcome in (lambda y: y.sum(), lambda y: y.square().sum(), lambda y: (factor * y).sum()):
+        leaf = at.clone().requires_grad_()
+        if "top_k_weights" in functions()[i][0]:  # the layer is linear in them, its gradient a constant
+            outcome = torch.sum
+            gradient, = torch.autograd.grad(outcome(function(leaf)), leaf, create_graph=True)
+            assert not gradient.requires_grad
+            continue
+        gradient, = torch.autograd.grad(outcome(function(leaf)), leaf, create_graph=True)
+        with pytest.raises(moe64.GradientError, match="no second derivative"):
+            gradient.square().sum().backward()
+        with pytest.raises(moe64.GradientError, match="no second derivative"):
+            torch.autograd.grad(gradient.sum(), leaf, allow_unused=True)
+
+
+@pytest.mark.parametrize("move", ["gather", "combine"])
+def test_second_derivatives_of_rows_that_are_moved_are_those_of_one_matrix_product(move):
+    x, factors, rows = torch.randn(T, H), torch.rand(T, K), torch.randn(T * K, H)
+    plan = moe64.plan(IDS, E, factors)
+    chosen = torch.zeros(T * K, T)
+    slots = plan.slot_to_row.view(T, K)
+    results = []
+    for ours in (True, False):
+        leaf, weight = (x if move == "gather" else rows).clone().requires_grad_(), factors.clone().requires_grad_()
+        if ours:
+            at = moe64.plan(IDS, E, weight)
+            y = moe64.gather(leaf, at, weighted=True) if move == "gather" else moe64.combine(leaf, at)
+        else:
+            matrix = chosen.clone()
+            live = slots >= 0
+            matrix = matrix.index_put((slots[live], torch.arange(T)[:, None].expand(T, K)[live]), weight[live])
+            y = matrix @ leaf if move == "gather" else matrix.t() @ leaf
+        gradient, = torch.autograd.grad(y.sin().sum(), leaf, create_graph=True)
+        results.append((y, *torch.autograd.grad(gradient.square().sum(), (leaf, weight))))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_scales_are_refused_not_dropped():
+    codes, rows = moe64.quantize(torch.randn(E, H, H), "row"), torch.randn(E, H, requires_grad=True)
+    trained = moe64.Quantized(codes.values, codes.scales.clone().requires_grad_(), "row")
+    begin = torch.arange(E + 1)
+    for call, what in ((lambda: moe64.dequantize(trained), "dequantize] values, its scale,"),
+                       (lambda: moe64.grouped_gemm(rows, trained, begin), "grouped_gemm] weights, its scale,")):
+        with pytest.raises(moe64.GradientError, match=rf"\[{what} requires a gradient"):
+            call()
+        with torch.no_grad():
+            call()

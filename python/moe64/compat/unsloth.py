@@ -28,7 +28,8 @@ def _block(block_size: "int | tuple[int, int] | list[int]") -> tuple[int, int]:
 
 
 def _as_scale(s: torch.Tensor) -> torch.Tensor:
-    return s.detach() if s.dtype in (torch.float32, torch.bfloat16, torch.float16) or s.element_size() == 1 else s.float()
+    s = s.detach()
+    return s if s.dtype in (torch.float32, torch.bfloat16, torch.float16) or s.element_size() == 1 else s.float()
 
 
 def weight_dequant_block(x: torch.Tensor, s: torch.Tensor, block_size: "int | tuple[int, int]" = 128,
@@ -48,7 +49,7 @@ def weight_dequant_block(x: torch.Tensor, s: torch.Tensor, block_size: "int | tu
         raise ShapeMismatchError(f"[weight_dequant_block] s is {list(s.shape)}, expected {list(grid)} for x "
                                  f"{list(x.shape)} in blocks of {layout.block_rows} x {layout.block_cols}")
     if x.dtype in _FP8 or x.dtype == torch.int8:
-        return dequantize(x, _as_scale(s), layout, dtype=dtype)
+        return dequantize(x.detach(), _as_scale(s), layout, dtype=dtype)
     grown = s.float().repeat_interleave(layout.block_rows, 0)[: x.shape[0]]
     return (x.float() * grown.repeat_interleave(layout.block_cols, 1)[:, : x.shape[1]]).to(dtype)
 
@@ -79,7 +80,7 @@ def weight_dequant(x: torch.Tensor, s: torch.Tensor, dtype: torch.dtype = torch.
     if kind is not None:
         scale = _as_scale(s).reshape(1, 1) if kind == "tensor" else _as_scale(s).reshape(-1, 1)
         if x.dtype in _FP8 or x.dtype == torch.int8:
-            return dequantize(x, scale, kind, dtype=dtype)
+            return dequantize(x.detach(), scale, kind, dtype=dtype)
         return (x.float() * scale.float()).to(dtype)
     if s.dim() == 2 and tuple(s.shape) == Granularity("block", *_block(block_size)).grid(*x.shape):
         return weight_dequant_block(x, s, block_size, dtype)
