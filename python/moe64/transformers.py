@@ -126,7 +126,7 @@ class _Seen:
 
 def _described(module: nn.Module, x: torch.Tensor, factors: dict[str, Lora]) -> tuple[ExpertWeights, bool]:
     """The weights of a module, and whether the fused layer serves it; remembered where nothing is differentiated, and where
-    no compiler, mode or transform may have put stand-ins without addresses in the place of tensors."""
+    no compiler, mode or transform may have put what has no address in the place of tensors."""
     keeps = not (factors or torch.is_grad_enabled()) and alone(x) and not hooks_that_offload(module)
     if keeps:
         seen = module.__dict__.get(_Seen.NAME)
