@@ -152,8 +152,8 @@ _STACKS = ("gate_up_proj", "up_proj", "down_proj")
 def _call_of(own: nn.Module) -> str:
     called = families.call_of(own)
     if called is None:
-        raise UnsupportedError(f"[transformers] {type(own).__name__} lacks @use_experts_implementation, and moe64 does not "
-                               "know what its forward does: its experts cannot be codes")
+        raise UnsupportedError(f"[transformers] {type(own).__name__} lacks @use_experts_implementation, or has another "
+                               "forward, and moe64 does not know what that does: its experts cannot be codes")
     return called
 
 

@@ -203,9 +203,29 @@ def activation_of(module: Any) -> "Activation | None":
 
 # ---- how experts are called ---------------------------------------------------------------------
 
+class _Probe(nn.Module):
+    def forward(self) -> None:
+        """Only decorated, never called."""
+
+
+_DECORATED_INIT = moe.use_experts_implementation(_Probe).__init__.__code__  # type: ignore[misc]
+
+
+@lru_cache(maxsize=256)
+def _has_another_forward(kind: type) -> bool:
+    """Whether a class derived from a decorated one has a forward of its own, which asks for no implementation."""
+    for base in kind.__mro__:
+        if getattr(base.__dict__.get("__init__"), "__code__", None) is _DECORATED_INIT:
+            return False
+        if "forward" in base.__dict__:
+            return any(getattr(other.__dict__.get("__init__"), "__code__", None) is _DECORATED_INIT for other in kind.__mro__)
+    return False
+
+
 def is_decorated(module: nn.Module) -> bool:
     """Whether a module asks for an experts implementation: @use_experts_implementation sets these flags."""
-    return hasattr(module, "is_transposed") and hasattr(module, "has_bias")
+    kind: Any = type(module)
+    return hasattr(module, "is_transposed") and hasattr(module, "has_bias") and not _has_another_forward(kind)
 
 
 def call_of(module: nn.Module) -> "str | None":
@@ -241,7 +261,8 @@ def tell_unserved(model: nn.Module) -> None:
             continue
         _told.add(kind)
         warnings.warn(f"[transformers] {kind.__name__} of {type(model).__name__} asks for no experts implementation (it "
-                      f"lacks @use_experts_implementation): its own forward runs, \"{NAME}\" changes nothing there",
+                      f"lacks @use_experts_implementation, or has another forward): its own forward runs, \"{NAME}\" changes "
+                      "nothing there",
                       stacklevel=4)
 
 

@@ -13,7 +13,7 @@ import moe64
 
 transformers = pytest.importorskip("transformers", minversion="5.7")
 import moe64.transformers  # noqa: E402
-from moe64 import codes  # noqa: E402
+from moe64 import codes, families  # noqa: E402
 from test_checkpoint import distance, expanded, synth  # noqa: E402, F401
 from test_families import class_of, settings  # noqa: E402
 from test_transformers import near  # noqa: E402
@@ -207,6 +207,23 @@ def test_classes_that_do_what_codes_cannot_are_refused(synth, make, why):  # noq
     old = types.SimpleNamespace(down_proj=weights.down.weights.values)
     with pytest.raises(moe64.UnsupportedError, match=why):
         moe64.transformers.CodeExperts(weights, own=make(old))
+
+
+def test_a_forward_in_the_place_of_the_decorated_one_is_told_and_never_replaced(synth, monkeypatch):  # noqa: F811
+    """A class derived from one of Transformers has its flags, and may do something else."""
+    monkeypatch.setattr(families, "_told", set())
+
+    class TwiceExperts(class_of("qwen3_moe.Qwen3MoeExperts")):
+        def forward(self, *args):
+            return 2 * super().forward(*args)
+
+    model = expanded(synth(LIKE), LIKE)
+    for _, old in experts_of(model):
+        old.__class__ = TwiceExperts
+    with pytest.warns(UserWarning, match="TwiceExperts of .* or has another forward"):
+        model.set_experts_implementation("moe64")
+    with pytest.raises(moe64.UnsupportedError, match="TwiceExperts lacks .* or has another forward"):
+        moe64.transformers.keep_codes(model, synth(LIKE))
 
 
 def test_keep_codes_refuses_a_class_that_is_not_understood(synth):  # noqa: F811
