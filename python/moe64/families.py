@@ -266,6 +266,17 @@ def tell_unserved(model: nn.Module) -> None:
                       stacklevel=4)
 
 
+def _compute_alike(one: Any, other: Any) -> bool:
+    """Whether what two modules do between their products is the same on trial, where neither is known."""
+    rows = torch.linspace(-8, 8, 64, device="cpu").view(2, 32)
+    try:
+        left, right = (module._apply_gate(rows) if getattr(module, "has_gate", True) else module.act_fn(rows)
+                       for module in (one, other))
+        return torch.allclose(left.float(), right.float(), rtol=1e-5, atol=1e-6)
+    except Exception:  # whatever a gate may raise that needs rows of its own extent
+        return False
+
+
 def tell_what_was_left_out(before: "dict[str, nn.Module]", model: nn.Module) -> None:
     """Warns where Transformers put FP8Experts, which has only the gates that it knows, in place of a class that computes
     something else."""
@@ -284,6 +295,8 @@ def tell_what_was_left_out(before: "dict[str, nn.Module]", model: nn.Module) -> 
         elif here != there:
             kinds = [act.kind if act is not None else "a gate of its own" for act in (here, there)]
             differs = f"computes {kinds[0]}, where the class has {kinds[1]}"
+        elif here is None and not _compute_alike(module, own):
+            differs = "computes another gate than the class"
         if differs:
             warnings.warn(f"[transformers] FP8Experts in place of {type(own).__name__} {differs}: "
                           "moe64.transformers.from_pretrained does as the class does", stacklevel=3)

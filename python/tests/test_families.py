@@ -317,6 +317,11 @@ def test_what_an_fp8_module_in_place_of_a_class_leaves_out_is_told(monkeypatch):
     message, = told(lambda module: setattr(module, "has_post_expert_norm", True))
     assert "leaves out the norm behind the experts" in message
     assert told(odd, "eager") == set()
+    monkeypatch.setattr(finegrained_fp8.FP8Experts, "_apply_gate", behind_a_default)  # neither is known, and they differ
+    message, = told(odd)
+    assert "computes another gate than the class" in message
+    monkeypatch.setattr(finegrained_fp8.FP8Experts, "_apply_gate", interleaved_tanh)
+    assert told(odd) == set()
 
 
 def interleaved_tanh(_module, gate_up):
