@@ -117,8 +117,9 @@ def operator(name: str, schema: str) -> Callable[[Callable], Any]:
 
 def alone(tensor: torch.Tensor) -> bool:
     """Whether nobody looks on, so that PyTorch's dispatch of operators, 100 us and more, can be left out: no compiler, no
-    subclass of tensors, no mode that wants to see operators, no torch.func transform."""
-    return (not torch.compiler.is_compiling() and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    torch.jit.trace, no subclass of tensors, no mode that wants to see operators, no torch.func transform."""
+    return (not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None
+            and type(tensor) in (torch.Tensor, torch.nn.Parameter)
             and not torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active())
 
 

@@ -287,6 +287,20 @@ def test_gates_are_tried_under_modes_and_while_compiling():
         assert torch.equal(compiled(x, ids, weights), module(x, ids, weights))
 
 
+@pytest.mark.parametrize("place", ["mixtral.MixtralExperts", "beam.BeamExperts"])
+def test_experts_are_traced_as_operators(place):
+    """torch.jit.trace records operators, and none of what the library writes to memory: it ended in words about pointers."""
+    module = class_of(place)(settings(_experts_implementation="moe64")).requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.normal_(0, 0.4)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # it is deprecated
+        traced = torch.jit.trace(lambda *call: module(*call), (torch.randn(9, 32), torch.randint(0, 4, (9, 3)),
+                                                               torch.rand(9, 3)), check_trace=False)
+        call = torch.randn(9, 32), torch.randint(0, 4, (9, 3)), torch.rand(9, 3)
+        near(traced(*call), module(*call), 1e-6, place)
+
+
 def test_what_an_fp8_module_in_place_of_a_class_leaves_out_is_told(monkeypatch):
     """Transformers' quantizer puts FP8Experts, with the gates that it knows, in place of any class."""
     from moe64 import codes
