@@ -13,6 +13,7 @@
 #include "moe64/finding.hpp"
 #include "moe64/index.hpp"
 #include "moe64/layer.hpp"
+#include "moe64/merge.hpp"
 #include "moe64/ops.hpp"
 #include "moe64/part.hpp"
 #include "moe64/problem.hpp"

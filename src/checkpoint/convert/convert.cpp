@@ -49,6 +49,12 @@ class conversion {
     write_texts(out, manifest);
     manifest.complete();
     account_for(from_, plan_, records_, report_);
+    if (environment_.merged != nullptr) {
+      for (shard_record const& record : records_) {
+        environment_.merged->insert(environment_.merged->end(), record.merged.begin(),
+                                    record.merged.end());
+      }
+    }
     return std::move(report_);
   }
 
@@ -100,7 +106,7 @@ class conversion {
 
   /// Everything that can be decided without the output folder.
   void prepare() {
-    plan_ = plan_conversion(files_, from_.resolved, options_);
+    plan_ = plan_conversion(files_, from_.resolved, options_, environment_.deltas);
     configs_ = convert_configs(files_, plan_);
     // a part need not be a checkpoint by itself, and what is copied is read as it was
     bool const whole = options_.part.whole();
@@ -128,16 +134,22 @@ class conversion {
       assumed += (assumed.empty() ? "" : " ") + text;
     }
     if (!assumed.empty()) metadata_.emplace_back("moe64_assumed", assumed);
+    index_t kept_factors = 0;
+    if (environment_.deltas != nullptr) {
+      metadata_.emplace_back("moe64_merged_adapter", hex(environment_.deltas->sum()));
+      kept_factors = environment_.deltas->cache().room();
+    }
     memory_ = memory_of(plan_);
     // one buffer more reads a finished shard back
-    index_t const room = options_.memory_bytes - std::max(memory_.out, memory_.out_scales);
+    index_t const beside = std::max(memory_.out, memory_.out_scales) + kept_factors;
+    index_t const room = options_.memory_bytes - beside;
     if (room < memory_.total()) {
       fail(errc::out_of_memory, "[convert] {} bytes of memory, but the widest tensor needs {}",
-           options_.memory_bytes, memory_.total() + std::max(memory_.out, memory_.out_scales));
+           options_.memory_bytes, memory_.total() + beside);
     }
     index_t const fitting = room / std::max<index_t>(1, memory_.total());
     workers_ = std::clamp<index_t>(fitting, 1, workers_of(where_));
-    report_.buffer_bytes = workers_ * memory_.total() + std::max(memory_.out, memory_.out_scales);
+    report_.buffer_bytes = workers_ * memory_.total() + beside;
     plan_files();
   }
 
@@ -190,7 +202,7 @@ class conversion {
       shard_record const* const record = earlier_.shard(plan_.shards[i].name);
       if (record == nullptr || !earlier_.has_written(record->file.name)) continue;
       planned_[i].kept =
-          is_whole(out, shard_layout(plan_.shards[i], plan_, metadata_), *record, workers_, where_);
+          is_whole(out, shard_layout(plan_.shards[i], metadata_), *record, workers_, where_);
       if (planned_[i].kept) continue;
       report_.notes.push_back(
           fmt::format("{} is not what was written: it is made again", quoted(record->file.name)));
@@ -253,7 +265,7 @@ class conversion {
         progress.add(shard.tensor_bytes);
         continue;
       }
-      auto writer = std::make_unique<shard_writer>(out, shard_layout(shard, plan_, metadata_),
+      auto writer = std::make_unique<shard_writer>(out, shard_layout(shard, metadata_),
                                                    earlier_.has_written(shard.name));
       try {
         writer->run(workers, where_, progress);
@@ -270,7 +282,12 @@ class conversion {
       finished = std::async(behind ? std::launch::async : std::launch::deferred, [&, last] {
         // one shard is finished at a time, and the manifest is written by nobody else meanwhile
         return finishing->finish(files_, last ? workers_ : 1, last ? where_ : cpu_stream(),
-                                 [&](shard_record const& record) { manifest.add(record); });
+                                 [&](shard_record const& record) {
+                                   if (environment_.deltas != nullptr) {
+                                     environment_.deltas->adapter().check_unchanged();
+                                   }
+                                   manifest.add(record);
+                                 });
       });
       if (!behind) settle();
     }

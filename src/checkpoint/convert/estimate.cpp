@@ -26,7 +26,7 @@ std::vector<sample> samples_of(conversion_plan const& plan, index_t& total_bytes
   std::size_t step = 1;
   std::size_t position = 0;
   for (planned_shard const& shard : plan.shards) {
-    for_each_tile(shard, plan, [&](tile const& piece) {
+    for_each_tile(shard, [&](tile const& piece) {
       total_bytes += bytes_of(piece);
       if (position++ % step != 0) return;
       all.push_back({&shard.jobs[static_cast<std::size_t>(piece.job)], piece});

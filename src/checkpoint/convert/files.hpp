@@ -3,11 +3,14 @@
 #include "checkpoint/convert/resume/record.hpp"
 #include "checkpoint/files/output_folder.hpp"
 #include "checkpoint/load/opened.hpp"
+#include "checkpoint/merge/deltas.hpp"
+#include "checkpoint/merge/low_rank.hpp"
 #include "moe64/convert.hpp"
 
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace moe64::checkpoint {
@@ -16,6 +19,8 @@ namespace moe64::checkpoint {
 struct convert_environment {
   file_system const& files;
   bool background = true;  ///< a shard is made permanent while the next one is written
+  weight_deltas const* deltas = nullptr;  ///< what is merged into the weights
+  std::vector<std::pair<std::string, delta_sums>>* merged = nullptr;  ///< out: by tensor
 };
 
 /// convert() of include/moe64/convert.hpp.

@@ -39,6 +39,7 @@ planned_output widened(weight_module const& weight, stored_matrices const& matri
   planned_output result;
   conversion_job& job = result.job;
   job.kind = job_kind::widen;
+  job.type = library_scale_type(float_type(plan.to));
   job.matrices = &matrices;
   job.slices = matrices.count;
   // what Transformers loads for gpt-oss is [experts, in, out], and so are its bf16 releases
@@ -56,6 +57,9 @@ planned_output quantised(std::string const& module, bool stacked, conversion_job
   granularity const layout = target_layout(plan.to);
   job.kind = job_kind::quantise;
   job.scales = 1;
+  job.type = dtype::e4m3;
+  job.layout = layout;
+  job.scale_type = plan.scale_type;
   result.job = job;
   result.tensors.push_back(
       {module + ".weight", file_dtype::f8_e4m3, shape_of(job.slices, stacked, job.rows, job.cols)});
@@ -130,17 +134,25 @@ bool has_target_format(weight_module const& weight, convert_target target) {
 }
 
 std::vector<planned_output> outputs_of(weight_module const& weight, stored_matrices const& matrices,
-                                       conversion_plan const& plan) {
-  if (!is_fp8(plan.to)) return {widened(weight, matrices, plan)};
-  if (has_target_format(weight, plan.to)) return relabelled(weight, plan);
-  if (is_bare_stack(weight)) return unstacked(weight, matrices, plan);
-  conversion_job job;
-  job.matrices = &matrices;
-  job.slices = matrices.count;
-  job.transposed = weight.format.transposed;
-  job.rows = weight.format.rows;
-  job.cols = weight.format.cols;
-  return {quantised(std::string(weight.module), weight.format.stacked, job, plan)};
+                                       conversion_plan const& plan, module_delta const* delta) {
+  bool const keeps_codes = delta == nullptr && has_target_format(weight, plan.to);
+  if (is_fp8(plan.to) && keeps_codes) return relabelled(weight, plan);
+  std::vector<planned_output> outputs;
+  if (!is_fp8(plan.to)) {
+    outputs.push_back(widened(weight, matrices, plan));
+  } else if (is_bare_stack(weight)) {
+    outputs = unstacked(weight, matrices, plan);
+  } else {
+    conversion_job job;
+    job.matrices = &matrices;
+    job.slices = matrices.count;
+    job.transposed = weight.format.transposed;
+    job.rows = weight.format.rows;
+    job.cols = weight.format.cols;
+    outputs.push_back(quantised(std::string(weight.module), weight.format.stacked, job, plan));
+  }
+  for (planned_output& output : outputs) output.job.delta = delta;
+  return outputs;
 }
 
 }  // namespace moe64::checkpoint

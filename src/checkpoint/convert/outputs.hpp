@@ -18,7 +18,8 @@ struct planned_output {
 /// and fused stacks become matrices of single experts in fp8.
 [[nodiscard]] std::vector<planned_output> outputs_of(weight_module const& weight,
                                                      stored_matrices const& matrices,
-                                                     conversion_plan const& plan);
+                                                     conversion_plan const& plan,
+                                                     module_delta const* delta);
 
 /// What numbers without scales become: bf16 or f16.
 [[nodiscard]] file_dtype float_type(convert_target target);

@@ -1,6 +1,7 @@
 #include "checkpoint/convert/plan.hpp"
 
 #include "checkpoint/convert/outputs.hpp"
+#include "checkpoint/convert/requantised.hpp"
 #include "checkpoint/findings/quoted.hpp"
 #include "checkpoint/naming/part.hpp"
 #include "core/fail.hpp"
@@ -30,9 +31,11 @@ struct placed_output {
 
 class planner {
  public:
-  planner(folder const& files, resolved_checkpoint const& resolved, convert_options const& options)
+  planner(folder const& files, resolved_checkpoint const& resolved, convert_options const& options,
+          weight_deltas const* deltas)
       : files_(files), options_(options), weights_(weights_of(resolved)) {
     plan_.to = options.to;
+    plan_.deltas = deltas;
     plan_.fates.assign(files.tensors().size(), tensor_fate::copied);
     plan_.reasons.resize(files.tensors().size());
   }
@@ -54,11 +57,15 @@ class planner {
         continue;
       }
       kept_.insert({weight.values, weight.scales, weight.global, shape_tensor(weight)});
-      if (same) continue;
+      if (same) {
+        if (weight.quantised() && delta_of(weight.values) != nullptr) requantise(weight);
+        continue;
+      }
       if (weight.quantised() || (is_fp8(options_.to) && !any_quantised)) convert(weight);
     }
     f32_too_ = f32_is_all();
     for (tensor_entry const& tensor : files_.tensors()) account(tensor);
+    require_all_merged();
     cut_shards();
     return std::move(plan_);
   }
@@ -86,6 +93,28 @@ class planner {
     }
   }
 
+  [[nodiscard]] module_delta const* delta_of(tensor_entry const* values) const {
+    return plan_.deltas == nullptr ? nullptr : plan_.deltas->of(values);
+  }
+
+  /// In its own format, with a delta.
+  void requantise(weight_module const& weight) {
+    set_fate(weight.values, tensor_fate::converted);
+    set_fate(weight.scales, tensor_fate::consumed, scale_reason);
+    plan_.matrices.push_back(
+        matrices_of(weight.format, weight.values, weight.scales, weight.global));
+    placed_.push_back({weight.values->shard, weight.values->begin,
+                       requantised(weight, plan_.matrices.back(), *delta_of(weight.values))});
+    ++merged_;
+  }
+
+  /// Every module of the adapter has a job, or something was not understood.
+  void require_all_merged() const {
+    if (plan_.deltas == nullptr || merged_ == plan_.deltas->modules()) return;
+    fail(errc::internal, "[merge] {} of {} modules of the adapter would be merged", merged_,
+         plan_.deltas->modules());
+  }
+
   void convert(weight_module const& weight) {
     check_shape(weight);
     ++plan_.converted_modules;
@@ -95,7 +124,9 @@ class planner {
     modules_.insert(weight.module);
     plan_.matrices.push_back(
         matrices_of(weight.format, weight.values, weight.scales, weight.global));
-    for (planned_output& output : outputs_of(weight, plan_.matrices.back(), plan_)) {
+    module_delta const* const delta = delta_of(weight.values);
+    merged_ += delta != nullptr ? 1 : 0;
+    for (planned_output& output : outputs_of(weight, plan_.matrices.back(), plan_, delta)) {
       plan_.quantised_outputs += output.tensors.front().type == file_dtype::f8_e4m3 ? 1 : 0;
       placed_.push_back({weight.values->shard, weight.values->begin, std::move(output)});
     }
@@ -149,6 +180,7 @@ class planner {
     if (options_.to == convert_target::bf16 || options_.to == convert_target::f16) {
       recast(tensor, output);
     }
+    if (module_delta const* const delta = delta_of(&tensor)) merge_plain(tensor, *delta, output);
     placed_.push_back({tensor.shard, tensor.begin, std::move(output)});
     bool const weight = part == tensor_part::weight && is_plain(tensor.type);
     if (weight && (key || tensor.shape.size() == 2)) list_plain(key, module);
@@ -179,6 +211,22 @@ class planner {
     } else if (tensor.type == file_dtype::f32 || tensor.type == file_dtype::f64) {
       set_fate(&tensor, tensor_fate::copied, wide_reason);
     }
+  }
+
+  /// A plain tensor stays one, of the type that it has without a delta.
+  void merge_plain(tensor_entry const& tensor, module_delta const& delta, planned_output& output) {
+    set_fate(&tensor, tensor_fate::converted);
+    ++merged_;
+    plan_.matrices.push_back(matrices_of(delta.format, &tensor, nullptr, nullptr));
+    stored_matrices const& matrices = plan_.matrices.back();
+    conversion_job& job = output.job;
+    job.kind = job_kind::widen;
+    job.matrices = &matrices;
+    job.slices = matrices.count;
+    job.rows = matrices.rows;
+    job.cols = matrices.cols;
+    job.type = library_scale_type(output.tensors.front().type);
+    job.delta = &delta;
   }
 
   void list_plain(std::optional<tensor_key> const& key, std::string_view module) {
@@ -235,6 +283,7 @@ class planner {
   convert_options const& options_;
   std::vector<weight_module> weights_;
   bool f32_too_ = false;
+  index_t merged_ = 0;
   std::unordered_set<tensor_entry const*> kept_;
   std::unordered_set<std::string_view> modules_;
   std::unordered_set<std::string_view> listed_;
@@ -245,8 +294,8 @@ class planner {
 }  // namespace
 
 conversion_plan plan_conversion(folder const& files, resolved_checkpoint const& resolved,
-                                convert_options const& options) {
-  return planner(files, resolved, options).make();
+                                convert_options const& options, weight_deltas const* deltas) {
+  return planner(files, resolved, options, deltas).make();
 }
 
 }  // namespace moe64::checkpoint

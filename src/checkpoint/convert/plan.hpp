@@ -3,6 +3,7 @@
 #include "checkpoint/dialect/stored_matrix.hpp"
 #include "checkpoint/files/folder.hpp"
 #include "checkpoint/load/weight_list.hpp"
+#include "checkpoint/merge/deltas.hpp"
 #include "checkpoint/safetensors/writer.hpp"
 #include "moe64/convert.hpp"
 
@@ -16,8 +17,8 @@ enum class job_kind : std::uint8_t {
   copy,     ///< bytes of `from`
   numbers,  ///< scales of `from` as f32, exactly
   recast,   ///< bf16, f16 or f32 of `from` as bf16 or f16
-  widen,    ///< matrices as bf16 or f16
-  quantise  ///< matrices as e4m3 with scales
+  widen,    ///< matrices as bf16, f16 or f32
+  quantise  ///< matrices as codes with scales
 };
 
 /// How one output tensor (with its scales: two) comes about. Output row r is stored row
@@ -35,7 +36,14 @@ struct conversion_job {
   index_t cols = 0;
   index_t values = 0;  ///< position in planned_shard::tensors
   index_t scales = -1;
+  dtype type = dtype::bf16;  ///< of widened numbers, or of codes ...
+  granularity layout;        ///< ... with these scales ...
+  dtype scale_type = dtype::f32;
+  bool offset_nibbles = false;          ///< ... int4 written as value + 8
+  module_delta const* delta = nullptr;  ///< what is added to the numbers; null: nothing
 };
+/// The output has the columns of the module as rows: of a job with a delta.
+[[nodiscard]] bool is_turned(conversion_job const& job) noexcept;
 
 struct planned_shard {
   std::string name;
@@ -54,13 +62,15 @@ struct conversion_plan {
   std::vector<std::string_view> reasons;
   std::vector<std::string> plain_modules;  ///< weights that stay as they are, as configs list them
   index_t converted_modules = 0;
-  index_t recast_tensors = 0;  ///< plain ones that take the target's type
+  index_t recast_tensors = 0;             ///< plain ones that take the target's type
+  weight_deltas const* deltas = nullptr;  ///< what is merged into the weights; null: nothing
   index_t quantised_outputs = 0;
 };
 
 [[nodiscard]] conversion_plan plan_conversion(folder const& files,
                                               resolved_checkpoint const& resolved,
-                                              convert_options const& options);
+                                              convert_options const& options,
+                                              weight_deltas const* deltas = nullptr);
 
 /// The file's name of what quantised numbers become.
 [[nodiscard]] constexpr bool is_fp8(convert_target target) noexcept {

@@ -53,10 +53,9 @@ bool has_header(shard_layout const& layout, Read const& read) {
 
 }  // namespace
 
-shard_layout::shard_layout(planned_shard const& shard, conversion_plan const& plan,
-                           metadata_list const& metadata)
+shard_layout::shard_layout(planned_shard const& shard, metadata_list const& metadata)
     : shard_(shard), file_(lay_out(shard.tensors, metadata)) {
-  for_each_tile(shard, plan, [&](tile piece) {
+  for_each_tile(shard, [&](tile piece) {
     conversion_job const& job = job_of(piece);
     piece.values_at += file_.places[static_cast<std::size_t>(job.values)].begin;
     if (job.scales >= 0) {
@@ -88,7 +87,8 @@ shard_writer::shard_writer(output_folder const& folder, shard_layout layout, boo
     : layout_(std::move(layout)),
       file_(folder, layout_.shard().name, layout_.file().bytes, replace),
       sums_(2 * layout_.tiles().size()),
-      counts_(layout_.tiles().size()) {
+      counts_(layout_.tiles().size()),
+      merged_(layout_.tiles().size()) {
   file_.write(0, std::as_bytes(std::span(layout_.file().header)));
 }
 
@@ -98,6 +98,7 @@ void shard_writer::run_tile(tile_worker& worker, std::size_t position) {
   sums_[2 * position] = sum_of(done.values);
   if (!done.scales.empty()) sums_[2 * position + 1] = sum_of(done.scales);
   counts_[position] = done.counts;
+  merged_[position] = done.merged;
   file_.write(piece.values_at, done.values);
   if (!done.scales.empty()) file_.write(piece.scales_at, done.scales);
 }
@@ -145,6 +146,7 @@ shard_record shard_writer::finish(folder const& inputs, index_t readers, stream 
                     quoted(layout_.shard().tensors[tensor].name), piece.begin, piece.end - 1,
                     found.overflows, found.not_finite));
   }
+  record.merged = merged_tensors();
   record.checksum = layout_.combined(sums_);
   file_.finish([&] {
     auto const read = [&](index_t at, std::span<std::byte> into) { file_.read(at, into); };
@@ -155,6 +157,21 @@ shard_record shard_writer::finish(folder const& inputs, index_t readers, stream 
     before_name(record);
   });
   return record;
+}
+
+std::vector<std::pair<std::string, delta_sums>> shard_writer::merged_tensors() const {
+  std::vector<conversion_job> const& jobs = layout_.shard().jobs;
+  std::vector<delta_sums> sums(jobs.size());
+  for (std::size_t i = 0; i < merged_.size(); ++i) {
+    sums[static_cast<std::size_t>(layout_.tiles()[i].job)].add(merged_[i]);
+  }
+  std::vector<std::pair<std::string, delta_sums>> tensors;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    if (jobs[i].delta == nullptr) continue;
+    auto const tensor = static_cast<std::size_t>(jobs[i].values);
+    tensors.emplace_back(layout_.shard().tensors[tensor].name, sums[i]);
+  }
+  return tensors;
 }
 
 bool is_whole(output_folder const& folder, shard_layout const& layout, shard_record const& record,

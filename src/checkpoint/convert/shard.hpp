@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace moe64::checkpoint {
@@ -19,13 +20,14 @@ struct shard_record {
   std::uint64_t checksum = 0;  ///< of the header and of every tile
   number_counts counts;
   std::vector<std::string> anomalies;  ///< a few tensors with counts; safe to print
+  /// Tensors that an adapter changed, in order of jobs.
+  std::vector<std::pair<std::string, delta_sums>> merged;
 };
 
 /// Where a shard's tiles lie in its file.
 class shard_layout {
  public:
-  shard_layout(planned_shard const& shard, conversion_plan const& plan,
-               metadata_list const& metadata);
+  shard_layout(planned_shard const& shard, metadata_list const& metadata);
 
   [[nodiscard]] planned_shard const& shard() const noexcept { return shard_; }
   [[nodiscard]] file_layout const& file() const noexcept { return file_; }
@@ -62,11 +64,14 @@ class shard_writer {
 
  private:
   void run_tile(tile_worker& worker, std::size_t position);
+  /// The sums of each job's tiles, which do not depend on who did them.
+  [[nodiscard]] std::vector<std::pair<std::string, delta_sums>> merged_tensors() const;
 
   shard_layout layout_;
   output_file file_;
   std::vector<std::uint64_t> sums_;
   std::vector<number_counts> counts_;
+  std::vector<delta_sums> merged_;  ///< by tile
 };
 
 /// Whether the file of a shard is there and is what the record says. Its bytes are read on the

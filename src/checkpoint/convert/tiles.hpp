@@ -1,9 +1,11 @@
 #pragma once
 
 #include "checkpoint/convert/plan.hpp"
+#include "checkpoint/merge/tile_merger.hpp"
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 
 namespace moe64::checkpoint {
 
@@ -21,8 +23,7 @@ struct tile {
   index_t scales_bytes = 0;
 };
 
-void for_each_tile(planned_shard const& shard, conversion_plan const& plan,
-                   std::function<void(tile const&)> const& visit);
+void for_each_tile(planned_shard const& shard, std::function<void(tile const&)> const& visit);
 
 /// What rows [begin, end) of an output matrix are read from. With a step, the rows between are
 /// read too: see read_rows().
@@ -33,9 +34,10 @@ void for_each_tile(planned_shard const& shard, conversion_plan const& plan,
 struct tile_memory {
   index_t values = 0;   ///< as stored
   index_t scales = 0;   ///< as stored
-  index_t numbers = 0;  ///< f32, before they are quantised
+  index_t numbers = 0;  ///< f32, before they are quantised or merged
   index_t out = 0;
   index_t out_scales = 0;
+  merge_memory merge;
 
   void cover(tile_memory const& other) noexcept {
     values = std::max(values, other.values);
@@ -43,9 +45,10 @@ struct tile_memory {
     numbers = std::max(numbers, other.numbers);
     out = std::max(out, other.out);
     out_scales = std::max(out_scales, other.out_scales);
+    merge.cover(other.merge);
   }
   [[nodiscard]] index_t total() const noexcept {
-    return values + scales + numbers + out + out_scales;
+    return values + scales + numbers + out + out_scales + merge.total();
   }
 };
 /// Enough for every tile of the plan.
@@ -65,22 +68,24 @@ class tile_worker {
     std::span<std::byte const> values;  ///< valid until the next call
     std::span<std::byte const> scales;
     number_counts counts;
+    delta_sums merged;  ///< of a job with a delta
   };
   [[nodiscard]] result run(conversion_job const& job, tile const& piece);
 
  private:
-  void widen(conversion_job const& job, tile const& piece);
-  void quantise(conversion_job const& job, tile const& piece);
+  [[nodiscard]] delta_sums widen(conversion_job const& job, tile const& piece);
+  [[nodiscard]] delta_sums quantise(conversion_job const& job, tile const& piece);
   void read(conversion_job const& job, tile const& piece, tensor_view const& out);
 
   folder const& files_;
-  conversion_plan const& plan_;
+  convert_target to_;
   piece_buffer values_;
   piece_buffer scales_;
   piece_buffer numbers_;
   piece_buffer out_;
   piece_buffer out_scales_;
   tile_memory memory_;
+  std::optional<tile_merger> merger_;
 };
 
 }  // namespace moe64::checkpoint

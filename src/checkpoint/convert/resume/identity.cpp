@@ -78,10 +78,14 @@ void add_job(fact_sum& sum, conversion_job const& job) {
   sum.add(job.kind);
   sum.add(job.from);
   if (job.matrices != nullptr) add_matrices(sum, *job.matrices);
-  for (index_t const number : {job.slice, job.slices, static_cast<index_t>(job.transposed),
-                               job.first, job.step, job.rows, job.cols, job.values, job.scales}) {
+  for (index_t const number :
+       {job.slice, job.slices, static_cast<index_t>(job.transposed), job.first, job.step, job.rows,
+        job.cols, job.values, job.scales, job.layout.block_rows, job.layout.block_cols}) {
     sum.add(number);
   }
+  sum.add(job.type);
+  sum.add(job.layout.kind);
+  sum.add(job.scale_type);
 }
 
 /// The configs to the byte, and what was made of them and of all that stands beside them. Either
@@ -123,6 +127,7 @@ std::string_view conversion_identity::difference(
   if (earlier.library != library) return "library";
   if (earlier.options != options) return "options";
   if (earlier.inputs != inputs) return "input";
+  if (earlier.adapter != adapter) return "adapter";
   if (earlier.declaration != declaration) return "declaration";
   return {};
 }
@@ -148,12 +153,17 @@ conversion_identity identity_of(folder const& files, convert_options const& opti
   }
   identity.inputs = text_sum(inputs);
   identity.declaration = declaration_sum(files, plan);
+  std::string merged;
+  if (plan.deltas != nullptr) {
+    identity.adapter = hex(plan.deltas->sum());
+    merged = fmt::format("\"adapter\":\"{}\",", identity.adapter);
+  }
   identity.text = fmt::format(
       "{{\"moe64_convert\":{},\"library\":\"{}\",\"to\":\"{}\",\"options\":\"{}\",\"inputs\":\"{}"
       "\","
-      "\"declaration\":\"{}\",\"files\":[{}]}}\n",
+      "\"declaration\":\"{}\",{}\"files\":[{}]}}\n",
       manifest_format, identity.library, name(options.to), identity.options, identity.inputs,
-      identity.declaration, inputs);
+      identity.declaration, merged, inputs);
   return identity;
 }
 

@@ -19,6 +19,7 @@ struct conversion_identity {
   std::string options;      ///< a checksum of target, shard size and what was assumed
   std::string inputs;       ///< a checksum of size, time and header of every input file
   std::string declaration;  ///< a checksum of the configs, and of how each tensor is read
+  std::string adapter;      ///< a checksum of what is merged into the weights; empty: nothing
   std::string text;         ///< the first line of the manifest: the above, and the input files
 
   /// What of `earlier` is not the same, for a message; empty when nothing is.

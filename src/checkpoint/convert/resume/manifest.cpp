@@ -6,7 +6,9 @@
 #include "core/fail.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <errno.h>
+#include <limits>
 
 namespace moe64::checkpoint {
 namespace {
@@ -24,6 +26,23 @@ std::string line_of(file_record const& record) {
   return line + facts_of(record) + "}\n";
 }
 
+/// A sum that is not finite is null: JSON has no such numbers.
+std::string text_of(double sum) { return std::isfinite(sum) ? fmt::format("{}", sum) : "null"; }
+double sum_of(json_value const& value) {
+  return value.is(json_kind::null) ? std::numeric_limits<double>::quiet_NaN() : value.real();
+}
+
+std::string text_of(std::vector<std::pair<std::string, delta_sums>> const& merged) {
+  std::string text;
+  for (auto const& [tensor, sums] : merged) {
+    text += text.empty() ? "[" : ",[";
+    append_json_text(text, tensor);
+    text +=
+        fmt::format(",{},{},{}]", text_of(sums.delta), text_of(sums.along), text_of(sums.error));
+  }
+  return text;
+}
+
 std::string line_of(shard_record const& record) {
   std::string line = "{\"shard\":";
   append_json_text(line, record.file.name);
@@ -34,7 +53,9 @@ std::string line_of(shard_record const& record) {
     if (i != 0) line += ',';
     append_json_text(line, record.anomalies[i]);
   }
-  return line + "]}\n";
+  line += "]";
+  if (!record.merged.empty()) line += ",\"merged\":[" + text_of(record.merged) + "]";
+  return line + "}\n";
 }
 
 std::string line_of(std::vector<std::string> const& outputs) {
@@ -65,6 +86,12 @@ shard_record shard_of(json_value const& line) {
   record.counts.overflows = line.at("overflows").integer();
   record.counts.not_finite = line.at("not_finite").integer();
   for (json_value const& text : line.at("anomalies")) record.anomalies.emplace_back(text.text());
+  if (json_value const* const merged = line.find("merged")) {
+    for (json_value const& entry : *merged) {
+      delta_sums const sums{sum_of(entry.item(1)), sum_of(entry.item(2)), sum_of(entry.item(3))};
+      record.merged.emplace_back(entry.item(0).text(), sums);
+    }
+  }
   return record;
 }
 
@@ -87,6 +114,9 @@ void read_identity(json_value const& line, earlier_run& run) {
   run.identity.options = line.at("options").text();
   run.identity.inputs = line.at("inputs").text();
   run.identity.declaration = line.at("declaration").text();
+  if (json_value const* const adapter = line.find("adapter")) {
+    run.identity.adapter = adapter->text();
+  }
 }
 
 void read_line(json_value const& line, earlier_run& run) {
