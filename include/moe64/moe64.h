@@ -30,6 +30,7 @@
 #include "moe64/c/cuda.h"
 #include "moe64/c/handles.h"
 #include "moe64/c/layer.h"
+#include "moe64/c/merge.h"
 #include "moe64/c/ops.h"
 #include "moe64/c/status.h"
 #include "moe64/c/types.h"

@@ -58,6 +58,10 @@ constexpr named_size struct_sizes[] = {
     MOE64_SIZE_OF(moe64_projection_format),
     MOE64_SIZE_OF(moe64_checkpoint_layer),
     MOE64_SIZE_OF(moe64_layer_request),
+    MOE64_SIZE_OF(moe64_merge_options),
+    MOE64_SIZE_OF(moe64_adapter_fit),
+    MOE64_SIZE_OF(moe64_merge_summary),
+    MOE64_SIZE_OF(moe64_merged_tensor),
 };
 #undef MOE64_SIZE_OF
 

@@ -1,5 +1,6 @@
 #include "moe64/checkpoint.hpp"
 
+#include "capi/checkpoint_handle.hpp"
 #include "capi/convert.hpp"
 #include "capi/guarded.hpp"
 #include "capi/layer_handle.hpp"
@@ -11,13 +12,6 @@
 #include <span>
 #include <string>
 #include <vector>
-
-/// Never moved or changed: answers point to its texts.
-struct moe64_checkpoint {
-  moe64::checkpoint_reader reader;
-  std::vector<moe64::finding> findings;
-  moe64::checkpoint_description description;
-};
 
 namespace moe64::capi {
 namespace {
@@ -41,14 +35,6 @@ checkpoint_options to_cpp(moe64_checkpoint_options const& given, argument const&
 layer_request to_cpp(moe64_layer_request const& given, argument const& at) {
   require_zero(given.reserved, at);
   return {given.layer, flag(given.mtp, at["mtp"]), given.first_expert, given.experts};
-}
-
-template <class T>
-T const& numbered(std::span<T const> list, int64_t i, argument const& at) {
-  if (i < 0 || i >= std::ssize(list)) {
-    fail(errc::invalid_argument, "{} i is {}, and there are {}", at.text(), i, list.size());
-  }
-  return list[static_cast<std::size_t>(i)];
 }
 
 std::uint8_t to_flag(bool value) { return value ? 1 : 0; }
@@ -111,15 +97,6 @@ moe64_checkpoint_summary to_c(checkpoint_description const& given) {
   summary.errors = given.errors;
   summary.warnings = given.warnings;
   return summary;
-}
-
-progress_report report_to(moe64_progress progress, void* user_data) {
-  if (progress == nullptr) return {};
-  return [=](index_t done, index_t total) {
-    if (progress(user_data, done, total) == 0) return;
-    fail(errc::interrupted, "[load_layer] the progress report asked to stop after {} of {} bytes",
-         done, total);
-  };
 }
 
 }  // namespace
@@ -213,8 +190,8 @@ moe64_status moe64_load_layer(const moe64_checkpoint* checkpoint,
     auto const where = to_cpp(stream, at["stream"]);
     auto& out = required(layer, at["layer"]);
     auto created = std::make_unique<moe64_layer>();
-    created->desc =
-        moe64::load_layer(opened.reader, wanted, lent, where, report_to(progress, user_data));
+    created->desc = moe64::load_layer(opened.reader, wanted, lent, where,
+                                      report_to("load_layer", progress, user_data));
     out = created.release();
   });
 }
