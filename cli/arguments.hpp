@@ -33,7 +33,7 @@ CLI::Option* add_number(CLI::App* verb, char const* option, double* value, numbe
 /// "512MiB", "5GB", "1000000".
 CLI::Option* add_bytes(CLI::App* verb, char const* option, index_t* bytes, char const* description);
 
-/// The name of a file to be written, which is not empty: nobody means that by "$UNSET".
+/// The name of a file or folder, which is not empty: nobody means that by "$UNSET".
 CLI::Option* add_file(CLI::App* verb, char const* option, std::string* path,
                       char const* description);
 

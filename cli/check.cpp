@@ -136,6 +136,7 @@ void print_json(check_verb_options const& options, check_report const& report, d
 }  // namespace
 
 exit_code check(check_verb_options const& options) {
+  refuse_adapter(options.folder);
   auto const begin = std::chrono::steady_clock::now();
   std::optional<whole_file> page;
   if (!options.report.empty()) page.emplace(options.report, "check --report", is_check_page);

@@ -82,7 +82,7 @@ void give_meaning(command_argument& argument) {
     argument.kind = value_kind::file;
   } else if (value == "OUT") {
     argument.kind = value_kind::folder;
-  } else if (value == "DIR" || value == "OTHER") {
+  } else if (value == "DIR" || value == "OTHER" || value == "ADAPTER") {
     argument.kind = value_kind::checkpoint;
   } else if (std::find(texts.begin(), texts.end(), value) != texts.end()) {
     argument.kind = value_kind::text;

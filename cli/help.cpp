@@ -52,6 +52,7 @@ Start here:
   moe64 check DIR                       read it all: what is wrong with it
   moe64 run DIR --layer 3 --tokens 64   one of its layers, checked
   moe64 convert DIR OUT --to bf16       the same model in another format
+  moe64 merge DIR ADAPTER OUT --to same   with a LoRA adapter in its weights
 
 Environment:
   MOE64_VERBOSE=1   each operation that runs, its implementation and its time
@@ -90,6 +91,7 @@ Examples:
   moe64 check DIR --sha256                are these the files that were published?
   moe64 check DIR --json | jq '.rules'
   moe64 check DIR --layers 3-5            some layers alone
+  moe64 check ADAPTER --base DIR          whether a LoRA adapter fits a checkpoint
 
 )") + exit_codes;
 }
@@ -115,6 +117,29 @@ Examples:
   moe64 convert DIR OUT --to fp8-block --memory 2GiB --shard-size 10GB
   moe64 convert DIR OUT --to bf16 --assume block=128x128 --json
   moe64 convert DIR OUT --to same --shard-size 2GB
+
+)") + exit_codes;
+}
+
+std::string merge() {
+  return std::string(R"(
+Writes the checkpoint DIR to OUT with a LoRA adapter of PEFT or unsloth in its
+weights: scaling * B * A is added to the numbers of each weight, experts and
+others, which are rounded once to:
+  bf16        numbers without scales, correctly rounded
+  fp8-block   e4m3, an f32 scale per 128x128 block (weight_scale_inv)
+  fp8-row     e4m3, an f32 scale per output (weight_scale, compressed-tensors)
+  same        what they are: only tensors that the adapter changes are made anew
+ADAPTER is a folder with adapter_config.json and adapter_model.safetensors.
+Prints how much of the change is left after rounding, and warns where little is.
+An adapter that does not fit, or of a kind that is not supported (DoRA, saved
+modules, ...), is refused before anything is written. Run the same command again
+after an interruption and it goes on, as convert does.
+
+Examples:
+  moe64 merge ~/models/GLM-4.7-Flash-FP8 adapter OUT --to bf16
+  moe64 merge DIR ADAPTER OUT --to same --json | jq '.merged[] | select(.survives | not)'
+  moe64 check ADAPTER --base DIR          whether it fits, without writing
 
 )") + exit_codes;
 }

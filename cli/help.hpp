@@ -10,6 +10,7 @@ namespace moe64::cli::help {
 [[nodiscard]] std::string check();
 [[nodiscard]] std::string run();
 [[nodiscard]] std::string convert();
+[[nodiscard]] std::string merge();
 [[nodiscard]] std::string diff();
 [[nodiscard]] std::string verify();
 [[nodiscard]] std::string bench();

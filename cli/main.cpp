@@ -116,6 +116,36 @@ void add_convert(CLI::App* verb, convert_options_asked* asked) {
   verb->footer(help::convert());
 }
 
+CLI::Option* add_adapter_layout(CLI::App* verb, adapter_layout* layout) {
+  return add_word(
+      verb, "--lora-layout", {"peft", "unsloth"},
+      [=](std::size_t i) { *layout = i == 0 ? adapter_layout::peft : adapter_layout::unsloth; },
+      "How B of stacks of experts is laid out, where the adapter does not say it");
+}
+
+void add_merge(CLI::App* verb, merge_options_asked* asked) {
+  add_checkpoint(verb, asked);
+  verb->add_option("ADAPTER", asked->adapter, "A LoRA adapter: the folder that PEFT saved")
+      ->required();
+  verb->add_option("OUT", asked->out, "The folder to write to: new, empty, or begun before")
+      ->required();
+  constexpr std::array targets = {convert_target::bf16, convert_target::fp8_block,
+                                  convert_target::fp8_row, convert_target::same};
+  std::vector<std::string> words;
+  for (convert_target const target : targets) words.emplace_back(name(target));
+  add_word(
+      verb, "--to", words, [=](std::size_t i) { asked->what.to = targets[i]; },
+      "What quantised weights become; same: stay")
+      ->required();
+  add_adapter_layout(verb, &asked->what.layout);
+  add_bytes(verb, "--memory", &asked->what.memory_bytes, "Memory for buffers (default 512MiB)");
+  add_bytes(verb, "--shard-size", &asked->what.shard_bytes,
+            "Tensors of one file; a larger tensor is alone (default 5GB)");
+  add_threads(verb, &asked->threads);
+  add_progress(verb, &asked->progress);
+  verb->footer(help::merge());
+}
+
 void add_diff(CLI::App* verb, diff_options_asked* asked) {
   add_checkpoint(verb, asked);
   verb->add_option("OTHER", asked->other, "The checkpoint to compare with")->required();
@@ -184,6 +214,14 @@ exit_code run_tool(std::vector<std::string> const& words) {
            "Read no more than these files, counted from 1 in order of their names");
   check_verb->add_flag("--sha256", check_asked.sha256,
                        "Also compare each file with the sum that the Hub's client left beside it");
+  auto* const base_option = add_file(check_verb, "--base", &check_asked.base,
+                                     "DIR is a LoRA adapter: say whether it fits this checkpoint");
+  base_option->type_name("DIR")
+      ->excludes("--report")
+      ->excludes("--layers")
+      ->excludes("--shards")
+      ->excludes("--sha256");
+  add_adapter_layout(check_verb, &check_asked.adapter)->needs(base_option);
   check_verb->footer(help::check());
 
   convert_options_asked convert_asked;
@@ -191,6 +229,12 @@ exit_code run_tool(std::vector<std::string> const& words) {
   auto* const convert_command =
       app.add_subcommand("convert", "Write a checkpoint in another format");
   add_convert(convert_command, &convert_asked);
+
+  merge_options_asked merge_asked;
+  merge_asked.threads = usable_cores();
+  auto* const merge_command =
+      app.add_subcommand("merge", "Write a checkpoint with a LoRA adapter in its weights");
+  add_merge(merge_command, &merge_asked);
 
   diff_options_asked diff_asked;
   diff_asked.threads = usable_cores();
@@ -271,9 +315,12 @@ exit_code run_tool(std::vector<std::string> const& words) {
     return exit_code::ok;
   }
   if (inspect_verb->parsed()) return inspect(inspect_asked);
-  if (check_verb->parsed()) return check(check_asked);
+  if (check_verb->parsed()) {
+    return check_asked.base.empty() ? check(check_asked) : check_fit(check_asked);
+  }
   if (run_verb->parsed()) return run(run_asked);
   if (convert_command->parsed()) return convert_verb(convert_asked);
+  if (merge_command->parsed()) return merge_verb(merge_asked);
   if (diff_command->parsed()) return diff_verb(diff_asked);
   if (verify_verb->parsed()) return verify(verify_asked);
   if (bench_verb->parsed()) return bench(bench_asked);

@@ -5,6 +5,7 @@
 #include "moe64/checkpoint.hpp"
 #include "moe64/convert.hpp"
 #include "moe64/diff.hpp"
+#include "moe64/merge.hpp"
 #include "moe64/synth.hpp"
 #include "progress.hpp"
 #include "terminal.hpp"
@@ -70,6 +71,8 @@ struct check_verb_options : folder_options {
   std::string report;  ///< a page to write; empty: none
   checkpoint_part part;
   bool sha256 = false;
+  std::string base;  ///< of an adapter; empty: the folder is a checkpoint
+  adapter_layout adapter = adapter_layout::as_stated;
 };
 
 struct convert_options_asked : folder_options {
@@ -77,6 +80,12 @@ struct convert_options_asked : folder_options {
   std::string coverage;  ///< a file for the fate of every tensor, or empty
   bool dry_run = false;
   convert_options what;
+};
+
+struct merge_options_asked : folder_options {
+  std::string adapter;
+  std::string out;
+  merge_options what;
 };
 
 struct diff_options_asked : folder_options {
@@ -88,6 +97,11 @@ struct diff_options_asked : folder_options {
 [[nodiscard]] exit_code inspect(folder_options const& options);
 [[nodiscard]] exit_code check(check_verb_options const& options);
 [[nodiscard]] exit_code convert_verb(convert_options_asked const& asked);
+[[nodiscard]] exit_code merge_verb(merge_options_asked const& asked);
+/// Whether an adapter fits its base.
+[[nodiscard]] exit_code check_fit(check_verb_options const& options);
+/// errc::invalid_argument for the folder of an adapter, where a checkpoint is wanted.
+void refuse_adapter(std::string const& folder);
 [[nodiscard]] exit_code diff_verb(diff_options_asked const& asked);
 [[nodiscard]] exit_code run(run_options const& options);
 [[nodiscard]] exit_code verify(verify_options const& options);

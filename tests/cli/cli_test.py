@@ -14,7 +14,7 @@ SMALL = "tokens=4 hidden=32 inter=24 experts=4 top_k=2"
 OPERATIONS = "quantize route plan gather grouped_gemm activate combine".split()
 KEYS = ("op tokens hidden inter experts top_k weight scale scale_dtype act mode scheme io layout routing weight_on lora "
         "bias backward quantized device seed impl").split()
-VERBS = "verify bench doctor demo inspect check convert diff run synth".split()
+VERBS = "verify bench doctor demo inspect check convert merge diff run synth".split()
 
 OK, FAILED, USAGE, UNSUPPORTED, OUT_OF_MEMORY = range(5)
 
