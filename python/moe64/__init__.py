@@ -27,13 +27,13 @@ _LAZY = {
     "grouped_gemm": "gemm",
     "experts": "layer", "explain": "layer",
     "Experts": "module",
-    "load_experts": "checkpoint", "check": "checkpoint", "inspect": "checkpoint",
+    "load_experts": "checkpoint", "check": "checkpoint", "inspect": "checkpoint", "merge": "checkpoint",
     "set_threads": "_torch",
 }
 
 if TYPE_CHECKING:
     from ._torch import set_threads
-    from .checkpoint import check, inspect, load_experts
+    from .checkpoint import check, inspect, load_experts, merge
     from .elementwise import activate, dequantize, quantize
     from .formats import Activation, ExpertWeights, Granularity, Lora, Projection, Quantized
     from .gemm import grouped_gemm

@@ -1,4 +1,4 @@
-"""Checkpoints from Python: inspect, check, and the experts of a layer as tensors."""
+"""Checkpoints from Python: inspect, check, merge, and the experts of a layer as tensors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from ._torch import _CODES, _pool, bytes_on, workspace
 from .errors import BY_CODE, InvalidArgumentError, Moe64Error
 from .formats import Activation, ExpertWeights, Granularity, Projection, Quantized
 
-__all__ = ["check", "inspect", "load_experts"]
+__all__ = ["check", "inspect", "load_experts", "merge"]
 
 _TORCH = {code: dtype for dtype, code in _CODES.items() if dtype is not torch.bool}
 _BYTES = {_c.INT4: "int4", _c.FP4: "fp4", _c.E8M0: "e8m0"}
+
+
+_BY_NAME = {kind.name: kind for kind in BY_CODE.values()}
 
 
 def _run(verb: str, path: "str | os.PathLike[str]", *options: str) -> dict[str, Any]:
@@ -30,6 +33,39 @@ def _run(verb: str, path: "str | os.PathLike[str]", *options: str) -> dict[str, 
         kinds = {2: BY_CODE[12], 6: BY_CODE[13], 130: BY_CODE[14]}
         raise kinds.get(done.returncode, Moe64Error)(f"[{verb}] {done.stderr.strip() or done.stdout.strip()}")
     return json.loads(done.stdout)
+
+
+def merge(base: "str | os.PathLike[str]", adapter: "str | os.PathLike[str]", out: "str | os.PathLike[str]", *, to: str,
+          layout: str | None = None, assume: tuple[str, ...] = (), threads: int | None = None) -> dict[str, Any]:
+    """Writes the checkpoint `base` to the folder `out` with a LoRA adapter of PEFT or unsloth in its weights.
+
+    to       what quantised weights become: "bf16", "fp8-block", "fp8-row", or "same" for the format that each has
+    layout   of B of stacks of experts, "peft" or "unsloth", where adapter_config.json does not state it
+    assume   what the files of the base leave open, such as ("block=128x128",)
+
+    The answer has "merged": of each tensor that changed how large the change is ("delta"), which part of it is there after
+    rounding ("kept", 1 for all) and how large the error is beside it ("error"); and "warnings" where little of it is left.
+    An adapter that does not fit, or is not supported, raises before anything is written. A call that was interrupted goes on
+    where it was when it is made again.
+
+        >>> moe64.merge("GLM-4.7-Flash-FP8", "adapter", "merged", to="bf16")["warnings"]
+        []
+    """
+    options = [os.fspath(adapter), os.fspath(out), "--to", to]
+    if layout is not None:
+        options += ["--lora-layout", layout]
+    if threads is not None:
+        options += ["--threads", str(threads)]
+    options += [word for given in assume for word in ("--assume", given)]
+    done = subprocess.run([str(tool()), "merge", os.fspath(base), *options, "--json"], capture_output=True, text=True,
+                          check=False)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise Moe64Error(f"[merge] {done.stderr.strip() or done.stdout.strip()}") from None
+    if "message" in answer:
+        raise _BY_NAME.get(answer["error"], Moe64Error)(answer["message"])
+    return answer
 
 
 def inspect(path: "str | os.PathLike[str]", *, assume: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -79,6 +79,16 @@ def surroundings(name, folder):
         known.update(codes=stack.values, scales=stack.scales, weights=moe64.ExpertWeights(stack, down))
     elif name == "Experts":
         known.update(top_k_index=known["ids"], top_k_weights=torch.rand(5, 2))
+    elif name == "merge":
+        from safetensors.torch import save_file
+        layer = next(layer for layer in moe64.inspect(known["path"])["layers"] if layer["sound"] and not layer["mtp"])
+        key = f"base_model.model.model.layers.{layer['layer']}.mlp.experts.lora_"
+        (folder / "adapter").mkdir()
+        save_file({f"{key}A.weight": torch.randn(2 * layer["experts"], layer["inter"]),
+                   f"{key}B.weight": torch.randn(layer["hidden"], 2 * layer["experts"])},
+                  folder / "adapter" / "adapter_model.safetensors")
+        (folder / "adapter" / "adapter_config.json").write_text(
+            '{"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_parameters": ["experts.down_proj"]}')
     elif name in ("keep_codes", "weights_of", "experts_forward", "from_pretrained", "active_factors"):
         from transformers import AutoModelForCausalLM
         pytest.importorskip("compressed_tensors")
