@@ -219,6 +219,18 @@ class CheckpointSummary(_Struct):
             "expert_parameters", "expert_bytes", "weights_found", "scales_found", "matched", "errors", "warnings"))]
 
 
+class ProjectionFormat(_Struct):
+    _fields_ = [("rows", c_int64), ("cols", c_int64), ("layout", Granularity), *((name, c_uint8) for name in (
+        "dtype", "scale_dtype", "has_global", "global_", "stacked", "fused", "transposed", "gate_up", "has_bias")), _bytes(7)]
+
+
+class CheckpointLayer(_Struct):
+    _fields_ = [("struct_size", c_uint64), ("layer", c_int64), ("mtp", c_uint8), ("sound", c_uint8), _bytes(6),
+                ("problem", c_char_p), ("dialect", c_char_p), *((name, c_int64) for name in (
+                    "experts", "hidden", "inter", "parameters", "stored_bytes", "loaded_bytes")),
+                ("gate", ProjectionFormat), ("up", ProjectionFormat), ("down", ProjectionFormat)]
+
+
 class LayerRequest(_Struct):
     _fields_ = [("struct_size", c_uint64), ("layer", c_int64), ("mtp", c_uint8), _bytes(7), ("first_expert", c_int64),
                 ("experts", c_int64)]
@@ -259,6 +271,7 @@ STATUS_FUNCTIONS: dict[str, list] = {
     "checkpoint_finding_count": [c_void_p, _SIZE],
     "checkpoint_finding_at": [c_void_p, c_int64, POINTER(CheckpointFinding)],
     "checkpoint_summarize": [c_void_p, POINTER(CheckpointSummary)],
+    "checkpoint_layer_at": [c_void_p, c_int64, POINTER(CheckpointLayer)],
     "layer_bytes": [c_void_p, POINTER(LayerRequest), _SIZE],
     "load_layer": [c_void_p, POINTER(LayerRequest), POINTER(Workspace), Stream, Progress, c_void_p, _HANDLE],
 }

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import subprocess
+from dataclasses import replace
 from typing import Any, Callable
 
 import torch
@@ -141,8 +142,7 @@ def _projection(view: _c.ProjectionView, memory: torch.Tensor, fused: bool) -> P
     parts = [_matrix(part, memory) for part in view.parts if part.values.rank]
     biases = [_tensor(bias, memory) for bias in view.bias if bias.rank]
     if len(parts) == 1:
-        one = Projection(parts[0], biases[0] if biases else None)
-        return _changed(one, torch.clone) if fused else one  # else what was fused would be kept alive along with it
+        return Projection(parts[0], biases[0] if biases else None)
     if fused:
         return Projection(_fuse(*parts), torch.cat(biases, dim=1) if biases else None)  # type: ignore[arg-type]
     return Projection(tuple(parts), tuple(biases) if biases else None)
@@ -158,14 +158,14 @@ def _opened(path: "str | os.PathLike[str]", assume: tuple[str, ...]) -> int:
 
 def load_experts(path: "str | os.PathLike[str]", layer: int, *, first_expert: int = 0, experts: int | None = None,
                  mtp: bool = False, device: "torch.device | str" = "cpu", fused: bool = False,
-                 assume: tuple[str, ...] = (), progress: Callable[[int, int], bool | None] | None = None
+                 assume: tuple[str, ...] = (), progress: "_Progress | None" = None
                  ) -> ExpertWeights:
     """The experts of one layer of a checkpoint, as they are stored: codes with their scales, never expanded.
 
     layer          number of the layer in the model; mtp: one of multi-token prediction
     first_expert   with `experts`, only that part of them
-    device         where the tensors shall be; they are read into host memory first
-    fused          gate and up as one tensor (copied once), not as a pair
+    device         where the tensors shall be; on their way there a few experts at a time lie in host memory
+    fused          gate and up as one tensor, not as a pair
     assume         what the files leave open, such as ("block=128x128",)
     progress       called with (bytes done, bytes in all); True stops the load
 
@@ -174,48 +174,113 @@ def load_experts(path: "str | os.PathLike[str]", layer: int, *, first_expert: in
         >>> weights = moe64.load_experts("GLM-4.7-Flash-FP8", 3)
         >>> y = moe64.experts(x, ids, None, weights)
     """
-    lib = library()
-    request = _c.LayerRequest(layer=layer, mtp=int(mtp), first_expert=first_expert,
-                              experts=-1 if experts is None else experts)
     if experts is not None and experts < 0:
         raise InvalidArgumentError(f"[load_experts] experts is {experts}")
+    request = _c.LayerRequest(layer=layer, mtp=int(mtp), first_expert=first_expert,
+                              experts=-1 if experts is None else experts)
     handle = _opened(path, assume)
     try:
-        memory = bytes_on(lib.ask("layer_bytes", handle, request), torch.device("cpu"))
-
-        def report(_: int, done: int, total: int) -> int:
-            return int(bool(progress(done, total)))  # type: ignore[misc]
-
-        callback = _c.Progress(report) if progress is not None else _c.Progress()
-        made = lib.make("load_layer", handle, request, workspace(memory), _c.Stream(_c.Device(), 0, _pool()), callback,
-                        None)
-        try:
-            look = _c.LayerView()
-            lib.call("layer_look", made, look)
-        finally:
-            lib.layer_destroy(made)
+        if torch.device(device).type == "cpu" and not fused:
+            return _read(handle, request, fused, progress)
+        return _copied(handle, request, fused, torch.device(device), progress)
     finally:
-        lib.checkpoint_destroy(handle)
+        library().checkpoint_destroy(handle)
+
+
+_Progress = Callable[[int, int], "bool | None"]
+
+
+def _read(handle: int, request: _c.LayerRequest, fused: bool, progress: _Progress | None) -> ExpertWeights:
+    """The experts of a request in host memory, which holds all of them together."""
+    lib = library()
+    memory = bytes_on(lib.ask("layer_bytes", handle, request), torch.device("cpu"))
+
+    def report(_: int, done: int, total: int) -> int:
+        return int(bool(progress(done, total)))  # type: ignore[misc]
+
+    callback = _c.Progress(report) if progress is not None else _c.Progress()
+    made = lib.make("load_layer", handle, request, workspace(memory), _c.Stream(_c.Device(), 0, _pool()), callback, None)
+    try:
+        look = _c.LayerView()
+        lib.call("layer_look", made, look)
+    finally:
+        lib.layer_destroy(made)
     act = Activation(list(_c.ACTIVATIONS)[look.activation.kind], look.activation.alpha, look.activation.limit)
-    weights = ExpertWeights(_projection(look.gate_up, memory, fused), _projection(look.down, memory, fused), act,
-                            mode=list(_c.MODES)[look.mode], scheme=list(_c.SCHEMES)[look.scheme],
-                            weight_on=list(_c.PLACEMENTS)[look.weight_on], experts_total=look.experts_total,
-                            first_expert=look.first_expert)
-    if torch.device(device).type != "cpu":
-        for projection in (weights.gate_up, weights.down):
-            _changed(projection, lambda tensor: tensor.to(device))
-    return weights
+    return ExpertWeights(_projection(look.gate_up, memory, fused), _projection(look.down, memory, fused), act,
+                         mode=list(_c.MODES)[look.mode], scheme=list(_c.SCHEMES)[look.scheme],
+                         weight_on=list(_c.PLACEMENTS)[look.weight_on], experts_total=look.experts_total,
+                         first_expert=look.first_expert)
 
 
-def _changed(projection: Projection, change: Callable[[torch.Tensor], torch.Tensor]) -> Projection:
-    """The projection, with `change` done to each of its tensors."""
-    def changed(given: Any) -> Any:
-        if given is None or isinstance(given, torch.Tensor):
-            return given if given is None else change(given)
-        if isinstance(given, tuple):
-            return tuple(map(changed, given))
-        return Quantized(change(given.values), change(given.scales), given.layout, changed(given.global_scale),
-                         given.global_divides, given.dtype, given.scale_dtype)
+_PIECE = 128 << 20  # bytes that are read before they are copied to their places: of whole experts, at least one
 
-    projection.weights, projection.bias = changed(projection.weights), changed(projection.bias)
-    return projection
+
+def _copied(handle: int, request: _c.LayerRequest, fused: bool, device: torch.device,
+            progress: _Progress | None) -> ExpertWeights:
+    """The same as tensors with memory of their own on a device. A few experts at a time are read into memory that is free
+    again when they are in their places: what is loaded takes the memory of its codes, and little more on its way."""
+    lib = library()
+    whole = lib.ask("layer_bytes", handle, request)  # refuses what cannot be loaded
+    total = _experts_of(handle, request)
+    one = lib.ask("layer_bytes", handle, _part(request, 0, 1))
+    step = total if whole <= _PIECE else max(1, _PIECE // one)
+    made: ExpertWeights | None = None
+    for at in range(0, total, step):
+        count = min(step, total - at)
+
+        def report(done: int, of: int, at: int = at, count: int = count) -> "bool | None":
+            return progress(of // count * at + done, of // count * total)  # type: ignore[misc]
+
+        read = _read(handle, _part(request, at, count), fused, report if progress is not None else None)
+        if made is None:
+            made = replace(read, gate_up=_room(read.gate_up, total, device), down=_room(read.down, total, device))
+        for name in ("gate_up", "down"):
+            into, source = getattr(made, name), getattr(read, name)
+            for place, tensor in zip(_tensors(into.weights, into.bias), _tensors(source.weights, source.bias)):
+                place[at:at + count].copy_(tensor)
+    assert made is not None
+    if request.first_expert == 0 and total == made.experts_total:
+        made.experts_total = 0
+    return made
+
+
+def _part(request: _c.LayerRequest, at: int, count: int) -> _c.LayerRequest:
+    return _c.LayerRequest(layer=request.layer, mtp=request.mtp, first_expert=request.first_expert + at, experts=count)
+
+
+def _experts_of(handle: int, request: _c.LayerRequest) -> int:
+    """How many experts a request is for."""
+    if request.experts >= 0:
+        return request.experts
+    look, number = _c.CheckpointLayer(), 0
+    while (look.layer, look.mtp) != (request.layer, request.mtp) or not look.experts:
+        library().call("checkpoint_layer_at", handle, number, look)
+        number += 1
+    return look.experts - request.first_expert
+
+
+def _tensors(*given: Any) -> list[torch.Tensor]:
+    """All tensors of matrices, pairs of them and biases, in one order."""
+    found = []
+    for one in given:
+        if isinstance(one, tuple):
+            found += _tensors(*one)
+        elif isinstance(one, Quantized):
+            found += [tensor for tensor in (one.values, one.scales, one.global_scale) if tensor is not None]
+        elif one is not None:
+            found.append(one)
+    return found
+
+
+def _room(given: Any, experts: int, device: torch.device) -> Any:
+    """Tensors like those that are given, for so many experts."""
+    if isinstance(given, torch.Tensor):
+        return torch.empty((experts, *given.shape[1:]), dtype=given.dtype, device=device)
+    if isinstance(given, tuple):
+        return tuple(_room(part, experts, device) for part in given)
+    if isinstance(given, Projection):
+        return Projection(_room(given.weights, experts, device), _room(given.bias, experts, device))
+    if given is None:
+        return None
+    return replace(given, values=_room(given.values, experts, device), scales=_room(given.scales, experts, device),
+                   global_scale=_room(given.global_scale, experts, device))

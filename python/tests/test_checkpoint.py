@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import moe64
+from moe64 import checkpoint
 
 transformers = pytest.importorskip("transformers", minversion="5.7")
 
@@ -98,6 +99,64 @@ def test_loaded_experts_are_saved_whole(synth, like, fused, tmp_path):
     if fused:  # nothing of what was fused stays behind
         held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
         assert held == sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+FORMATS = ["qwen3-30b", "glm-4.5", "kimi-k2-thinking", "gpt-oss", "qwen3-30b-nvfp4", "llama-4"]
+
+
+def tensors_of(weights):
+    return [tensor for projection in (weights.gate_up, weights.down) for tensor in checkpoint._tensors(
+        projection.weights, projection.bias)]
+
+
+def storage_bytes(tensors):
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+@pytest.mark.parametrize("like", FORMATS)
+def test_a_view_of_down_does_not_keep_all_that_was_read(synth, like):
+    """It held 1.67 times the memory of the codes, with gate and up as one tensor."""
+    folder = synth(like)
+    tensors = tensors_of(moe64.load_experts(folder, moe_layer(folder), fused=True))
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    assert storage_bytes(tensors) == sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("like", FORMATS)
+def test_what_was_loaded_can_be_saved_by_torch(synth, like, fused, tmp_path):
+    """torch.save said "view the same data as different types"."""
+    folder = synth(like)
+    weights = moe64.load_experts(folder, moe_layer(folder), fused=fused)
+    layer = moe64.Experts.from_weights(weights).add_lora(2)
+    torch.save(layer, tmp_path / "module")
+    torch.save(layer.state_dict(), tmp_path / "state")
+    assert (tmp_path / "state").stat().st_size < 1.2 * storage_bytes(layer.state_dict().values()) + 8192
+    hidden, count = layer.down.shape[1], layer.down.shape[0]
+    call = torch.randn(5, hidden), torch.randint(0, count, (5, 2)), torch.rand(5, 2)
+    again = torch.load(tmp_path / "module", weights_only=False)
+    assert torch.equal(again(*call), layer(*call))
+    again = moe64.Experts.from_weights(moe64.load_experts(folder, moe_layer(folder), fused=fused)).add_lora(2)
+    for tensor in again.state_dict().values():
+        tensor.view(torch.uint8).zero_() if tensor.is_contiguous() else None
+    again.load_state_dict(torch.load(tmp_path / "state"))
+    assert torch.equal(again(*call), layer(*call))
+
+
+@pytest.mark.parametrize("like", FORMATS)
+def test_experts_that_are_read_piece_by_piece_are_the_same(synth, like, monkeypatch):
+    folder = synth(like)
+    number, seen = moe_layer(folder), []
+    for part in ({}, {"first_expert": 1}, {"first_expert": 1, "experts": 2}):
+        monkeypatch.setattr(checkpoint, "_PIECE", 128 << 20)
+        whole = moe64.load_experts(folder, number, fused=True, **part)
+        monkeypatch.setattr(checkpoint, "_PIECE", 1)
+        pieces = moe64.load_experts(folder, number, fused=True, progress=lambda *at: seen.append(at), **part)
+        assert (pieces.experts_total, pieces.first_expert) == (whole.experts_total, whole.first_expert)
+        for one, other in zip(tensors_of(pieces), tensors_of(whole), strict=True):
+            assert one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        assert seen == sorted(seen) and seen[-1][0] == seen[-1][1] and len({total for _, total in seen}) == 1
+        seen.clear()
+    with pytest.raises(moe64.InterruptedCallError):
+        moe64.load_experts(folder, number, fused=True, progress=lambda done, total: done > total // 2)
 
 
 def test_an_unsound_layer_is_refused(synth):
