@@ -90,7 +90,7 @@ def _known(word: object, where: str) -> str:
 
 
 def is_wrapper(module: nn.Module) -> bool:
-    return type(module).__name__ == "ParamWrapper" and hasattr(module, "parameter_name")
+    return hasattr(module, "parameter_name") and any(kind.__name__ == "ParamWrapper" for kind in type(module).__mro__)
 
 
 def layouts_of(wrapper: Any) -> dict[str, Layout]:

@@ -16,7 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers.base import HfQuantizer
 
 from . import families
-from ._torch import keeping_types
+from ._code_module import CodeModule
 from .checkpoint import inspect, load_experts
 from .errors import InvalidArgumentError, IoFailureError, MalformedFileError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Projection, Quantized
@@ -24,11 +24,11 @@ from .formats import Activation, ExpertWeights, Projection, Quantized
 __all__ = ["CodeExperts", "from_pretrained", "keep_codes"]
 
 
-class CodeExperts(nn.Module):
+class CodeExperts(CodeModule):
     """Experts whose weights are the codes of a checkpoint: what from_pretrained and keep_codes put in place of expanded stacks.
 
-    Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, and are
-    frozen; their scales are buffers. It does what the class of `own`, the module in whose place it stands,
+    Its parameters have the names that PEFT's target_parameters expect, gate_up_proj (or up_proj) and down_proj, are frozen,
+    and are bytes; their scales are buffers. It does what the class of `own`, the module in whose place it stands,
     does: a gate that is not known and a norm behind the experts stay that module's, and `activation` is None.
 
         >>> experts = moe64.transformers.CodeExperts(moe64.load_experts(path, layer=3, fused=True))
@@ -48,7 +48,7 @@ class CodeExperts(nn.Module):
         self.has_post_expert_norm, self._sorted = False, False
         self.num_experts = 0
         self.has_gate = weights.activation.gated
-        self._formats: dict[str, dict] = {}
+        self._formats = {}
         self.activation_scheme, self.weight_on = weights.scheme, weights.weight_on
         self.has_bias = weights.down.bias is not None or weights.gate_up.bias is not None
         for name, projection in (("gate_up_proj" if self.has_gate else "up_proj", weights.gate_up),
@@ -106,27 +106,12 @@ class CodeExperts(nn.Module):
         return own._apply_gate(gate_up)
 
     def _hold(self, name: str, projection: Projection) -> None:
-        matrix = projection.weights
-        if isinstance(matrix, Quantized):
-            self._formats[name] = {"layout": matrix.layout, "global_divides": matrix.global_divides,
-                                   "dtype": matrix.dtype, "scale_dtype": matrix.scale_dtype}
-            self.register_buffer(name + "_scales", matrix.scales)
-            self.register_buffer(name + "_global_scale", matrix.global_scale)
-            matrix = matrix.values
-        self.register_parameter(name, nn.Parameter(matrix, requires_grad=False))
+        if isinstance(projection.weights, Quantized):
+            self._hold_codes(name, projection.weights, as_parameter=True)
+        else:
+            self.register_parameter(name, nn.Parameter(projection.weights, requires_grad=False))
         self.register_parameter(name + "_bias", None if projection.bias is None
                                 else nn.Parameter(projection.bias, requires_grad=False))
-
-    def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
-        """Codes and scales go to other devices, but never to another type."""
-        kept = [getattr(self, name + suffix) for name in self._formats for suffix in ("", "_scales", "_global_scale")]
-        return super()._apply(keeping_types(fn, kept), recurse)
-
-    def matrix(self, name: str) -> "torch.Tensor | Quantized":
-        if name not in self._formats:
-            return getattr(self, name)
-        return Quantized(getattr(self, name), getattr(self, name + "_scales"),
-                         global_scale=getattr(self, name + "_global_scale"), **self._formats[name])
 
     def forward(self, hidden_states: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
         """(hidden_states, top_k_index, top_k_weights) as decorated classes; Llama-4 passes hidden_states alone."""
@@ -225,6 +210,7 @@ def keep_codes(model: nn.Module, path: "str | os.PathLike[str]") -> list[str]:
         replaced.append(name)
     if not replaced:
         raise InvalidArgumentError(f"[keep_codes] no experts module of the model has a layer in {path}")
+    _hold_tensors(model)
     return replaced
 
 
@@ -318,8 +304,27 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
             _put(model, name, module.path, module.layer, device, module.config, module.own[0])
             if execution_device is not None:
                 _offload(model.get_submodule(name), execution_device)
+    _hold_tensors(model)
     families.tell_unserved(model)
     return answer
+
+
+def _hold_tensors(model: Any) -> None:
+    """compressed-tensors expands what is no expert in the first forward, and leaves tables in the place of all modules'
+    parameters that bring them from where they are offloaded, also where nothing is. fully_shard and torch.compile cannot use
+    such modules, and on CPUs all processes share their memory: it is expanded now, into plain tensors."""
+    waiting = model.__dict__.get("ct_decompress_hook")
+    if waiting is not None:
+        model._forward_pre_hooks[waiting.id](model, ())
+    for module in model.modules():
+        tables: list[Any] = [module._parameters, module._buffers]
+        if all(hasattr(table, "offloaded_values") and str(table.onload_device) == str(table.offload_device)
+               for table in tables):
+            from compressed_tensors.offload.module import remove_module_offload  # type: ignore[import-untyped]
+            remove_module_offload(module)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor.device.type == "cpu" and tensor.is_shared():
+                    tensor.data = tensor.data.clone()
 
 
 def _require_no_codes(model: Any, path: "str | os.PathLike[str]", options: dict[str, Any]) -> None:

@@ -22,6 +22,8 @@ from torch import nn
 
 from . import _adapter_layout
 from ._adapter_layout import LAYOUTS, is_pefts, layout_of
+from ._code_module import CodeModule
+from ._processes import is_codes, runs_here
 from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from .formats import Lora
 
@@ -149,20 +151,13 @@ def _rooms() -> "WeakKeyDictionary[Any, dict[str, torch.Tensor]]":
 
 
 def is_ours(base: nn.Module) -> bool:
-    """Whether moe64 runs this module: a class without @use_experts_implementation, which sets both flags, runs itself."""
-    config = getattr(base, "config", None)
-    if getattr(config, "_experts_implementation", None) == "moe64":
-        return hasattr(base, "is_transposed") and hasattr(base, "has_bias")
-    return type(base).__name__ == "CodeExperts" and type(base).__module__ == "moe64.codes"
-
-
-def _is_codes(parameter: torch.Tensor) -> bool:
-    return not parameter.dtype.is_floating_point or parameter.element_size() == 1
+    """Whether moe64 runs this module."""
+    return runs_here(base) or isinstance(base, CodeModule)
 
 
 def _require_numbers(wrapper: Any, adapter_name: str) -> None:
     parameter = wrapper.get_param()
-    if _is_codes(parameter):
+    if is_codes(parameter):
         raise UnsupportedError(
             f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {wrapper.parameter_name} "
             "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
@@ -256,7 +251,7 @@ def install() -> bool:
 
     def _move_adapter_to_device_of_base_layer(self: Any, adapter_name: str, device: Any = None) -> None:
         parameter = self.get_param()
-        if not _is_codes(parameter):
+        if not is_codes(parameter):
             return move(self, adapter_name, device)
         for table in (self.lora_A, self.lora_B):  # to the device of the codes, never to their type
             if adapter_name in table and table[adapter_name].weight.device.type != "meta":

@@ -7,14 +7,15 @@ import math
 import torch
 from torch import nn
 
-from ._torch import keeping_types
-from .formats import Activation, ExpertWeights, Granularity, Lora, Projection, Quantized
+from ._code_module import CodeModule
+from ._processes import refuse_copies
+from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
 from .layer import experts
 
 __all__ = ["Experts"]
 
 
-class Experts(nn.Module):
+class Experts(CodeModule):
     """An expert layer: parameters (plain weights, biases, LoRA) and buffers (codes and scales) of an ExpertWeights.
 
         >>> layer = moe64.Experts(experts=8, hidden=64, inter=32)              # trainable, plain
@@ -58,7 +59,7 @@ class Experts(nn.Module):
         self._how = {name: getattr(weights, name) for name in (
             "activation", "interleaved", "mode", "scheme", "weight_on", "experts_total", "first_expert",
             "implementation")}
-        self._formats: dict[str, dict] = {}
+        self._formats = {}
         self._scaling: dict[str, float] = {}
         for name in ("gate_up", "down"):
             projection: Projection = getattr(weights, name)
@@ -73,11 +74,7 @@ class Experts(nn.Module):
 
     def _hold(self, name: str, given: "torch.Tensor | Quantized", trainable: bool) -> None:
         if isinstance(given, Quantized):
-            self.register_buffer(name, given.values)
-            self.register_buffer(name + "_scales", given.scales)
-            self.register_buffer(name + "_global_scale", given.global_scale)
-            self._formats[name] = {"layout": Granularity.parse(given.layout), "global_divides": given.global_divides,
-                                   "dtype": given.dtype, "scale_dtype": given.scale_dtype}
+            self._hold_codes(name, given, as_parameter=False)
         else:
             self.register_parameter(name, nn.Parameter(given, trainable))
 
@@ -85,11 +82,6 @@ class Experts(nn.Module):
         self.register_parameter(name + "_lora_a", nn.Parameter(lora.a))
         self.register_parameter(name + "_lora_b", nn.Parameter(lora.b))
         self._scaling[name] = float(lora.scaling)
-
-    def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
-        """Moves codes and scales to other devices but never to another type: .to(torch.bfloat16) leaves them."""
-        kept = [self._buffers[name + suffix] for name in self._formats for suffix in ("", "_scales", "_global_scale")]
-        return super()._apply(keeping_types(fn, kept), recurse)
 
     def add_lora(self, rank: int, *, alpha: float | None = None, projections: tuple[str, ...] = ("gate_up", "down"),
                  dtype: torch.dtype = torch.float32) -> "Experts":
@@ -111,19 +103,12 @@ class Experts(nn.Module):
     def _names(self) -> set[str]:
         return set(self._parameters) | set(self._buffers)
 
-    def _matrix(self, name: str) -> "torch.Tensor | Quantized":
-        values = getattr(self, name)
-        if name not in self._formats:
-            return values
-        return Quantized(values, getattr(self, name + "_scales"), global_scale=getattr(self, name + "_global_scale"),
-                         **self._formats[name])
-
     def weights(self) -> ExpertWeights:
         """The layer's ExpertWeights over its present parameters and buffers."""
         made = {}
         for name in ("gate_up", "down"):
             pair = name == "gate_up" and ("up" in self._parameters or "up" in self._buffers)
-            matrix = (self._matrix(name), self._matrix("up")) if pair else self._matrix(name)
+            matrix = (self.matrix(name), self.matrix("up")) if pair else self.matrix(name)
             bias = getattr(self, name + "_bias")
             if pair and bias is not None:
                 bias = (bias, self.up_bias)
@@ -135,6 +120,8 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor, top_k_index: torch.Tensor,
                 top_k_weights: torch.Tensor | None = None) -> torch.Tensor:
+        if "_is_replica" in self.__dict__:
+            refuse_copies(self)
         return experts(x, top_k_index, top_k_weights, self.weights())
 
     def extra_repr(self) -> str:

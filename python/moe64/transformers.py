@@ -23,6 +23,7 @@ from torch import nn
 from transformers.integrations import finegrained_fp8, moe
 
 from . import _saving, codes, families, lora
+from ._processes import refuse_copies
 from ._torch import alone, hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
@@ -57,7 +58,8 @@ def _matrix(module: nn.Module, name: str, fused: bool) -> "torch.Tensor | Quanti
     if values.is_floating_point() and values.element_size() > 1:
         if scales is not None:
             raise DtypeMismatchError(f"[transformers] {name} of {type(module).__name__} is {values.dtype} with a "
-                                     f"{name}_scale_inv: its codes were converted without their scale, as by .to(dtype)")
+                                     f"{name}_scale_inv: its codes were converted without their scale, as by .to(dtype) or "
+                                     "FSDP's mixed precision; moe64.transformers.from_pretrained keeps them")
         return values
     if scales is None:
         raise UnsupportedError(f"[transformers] {name} of {type(module).__name__} is {values.dtype} and there is no "
@@ -148,6 +150,8 @@ def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index:
     if more:
         raise InvalidArgumentError(f"[transformers] {type(module).__name__} passes {len(more)} more arguments than hidden "
                                    "states, ids and weights: moe64 does not know what they mean")
+    if "_is_replica" in module.__dict__:
+        refuse_copies(module)
     factors = lora.active_factors(module, hidden_states.dtype)  # as PEFT does: one type in the products
     weights, fused = _described(module, hidden_states, factors)
     if top_k_weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -1,0 +1,65 @@
+"""What modules that hold codes have in common: codes and scales follow the module to other devices, but never to another type,
+and never leave the process that has read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import _processes
+from ._torch import keeping_types
+from .formats import Granularity, Quantized
+
+_SUFFIXES = ("", "_scales", "_global_scale")
+# What PyTorch takes for numbers: FSDP2 would cast it to the type of its mixed precision, and gloo cannot send it.
+_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+if hasattr(torch, "float8_e8m0fnu"):  # torch >= 2.7
+    _NAMES[torch.float8_e8m0fnu] = "e8m0"
+
+
+class CodeModule(nn.Module):
+    """A module with stacks of matrices as Quantized: `name`, `name_scales` and `name_global_scale`, parameters or buffers."""
+
+    _formats: dict[str, dict[str, Any]]  # of a stack, by its name: what its tensors do not say
+
+    def _hold_codes(self, name: str, given: Quantized, as_parameter: bool) -> None:
+        """As a frozen parameter codes are bytes, whatever their type was."""
+        values, dtype = (_as_bytes if as_parameter else _as_they_are)(given.values, given.dtype)
+        scales, scale_dtype = (_as_bytes if as_parameter else _as_they_are)(given.scales, given.scale_dtype)
+        self._formats[name] = {"layout": Granularity.parse(given.layout), "global_divides": given.global_divides,
+                               "dtype": dtype, "scale_dtype": scale_dtype}
+        if as_parameter:
+            self.register_parameter(name, nn.Parameter(values, requires_grad=False))
+        else:
+            self.register_buffer(name, values)
+        self.register_buffer(name + "_scales", scales)
+        self.register_buffer(name + "_global_scale", given.global_scale)
+
+    def matrix(self, name: str) -> "torch.Tensor | Quantized":
+        """A stack with all that gives its codes a meaning."""
+        if name not in self._formats:
+            return getattr(self, name)
+        return Quantized(getattr(self, name), getattr(self, name + "_scales"),
+                         global_scale=getattr(self, name + "_global_scale"), **self._formats[name])
+
+    def names_of_codes(self) -> list[str]:
+        """The names of all codes and scales."""
+        return [name + suffix for name in self._formats for suffix in _SUFFIXES
+                if getattr(self, name + suffix) is not None]
+
+    def _apply(self, fn, recurse: bool = True):  # noqa: ANN001, ANN202
+        """.to(torch.bfloat16) leaves codes and scales."""
+        return super()._apply(keeping_types(fn, [getattr(self, name) for name in self.names_of_codes()]), recurse)
+
+
+def _as_they_are(tensor: torch.Tensor, stated: str | None) -> tuple[torch.Tensor, str | None]:
+    return tensor, stated
+
+
+def _as_bytes(tensor: torch.Tensor, stated: str | None) -> tuple[torch.Tensor, str | None]:
+    return (tensor.view(torch.uint8), _NAMES[tensor.dtype]) if tensor.dtype in _NAMES else (tensor, stated)
+
+
+_processes.install()
