@@ -29,8 +29,8 @@ FAMILIES = {
 }
 
 
-def tiny(family, dtype=torch.float32):
-    options = {**SMALL, **FAMILIES[family]}
+def tiny(family, dtype=torch.float32, **other):
+    options = {**SMALL, **FAMILIES[family], **other}
     if family == "deepseek_v3":
         options.pop("head_dim")
     config = AutoConfig.for_model(family, **options)
