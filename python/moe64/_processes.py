@@ -39,7 +39,7 @@ def names_of_codes(model: nn.Module) -> list[str]:
     found = []
     for prefix, module in model.named_modules():
         own: list[str] = []
-        if hasattr(module, "names_of_codes"):
+        if hasattr(type(module), "names_of_codes"):  # PEFT's models answer for what is inside of them
             own = module.names_of_codes()  # type: ignore[operator]
         elif runs_here(module):
             for stack in _STACKS:
@@ -92,7 +92,7 @@ def require_equal(model: nn.Module, names: list[str], group: Any) -> None:
 def install() -> None:
     """Teaches PyTorch's DistributedDataParallel and DataParallel about codes; done by the import of modules that hold them."""
     global _installed
-    if _installed:
+    if _installed or not dist.is_available():
         return
     init, replicate = DistributedDataParallel.__init__, DataParallel.replicate
 
@@ -109,7 +109,7 @@ def install() -> None:
     @functools.wraps(replicate)
     def copies(self: Any, module: nn.Module, device_ids: Any) -> Any:
         for name, part in module.named_modules():
-            if hasattr(part, "names_of_codes") or runs_here(part):
+            if hasattr(type(part), "names_of_codes") or runs_here(part):
                 refuse_copies(part, name)
         return replicate(self, module, device_ids)
 
