@@ -30,7 +30,7 @@ def runs_here(module: nn.Module) -> bool:
     return chosen and hasattr(module, "is_transposed") and hasattr(module, "has_bias")
 
 
-def is_codes(tensor: torch.Tensor) -> bool:
+def holds_codes(tensor: torch.Tensor) -> bool:
     return not tensor.dtype.is_floating_point or tensor.element_size() == 1
 
 
@@ -44,7 +44,7 @@ def names_of_codes(model: nn.Module) -> list[str]:
         elif runs_here(module):
             for stack in _STACKS:
                 parameter = module._parameters.get(stack)
-                if parameter is not None and is_codes(parameter):
+                if parameter is not None and holds_codes(parameter):
                     own += [name for name, tensor in (*module._parameters.items(), *module._buffers.items())
                             if tensor is not None and name.startswith(stack) and not name.endswith("_bias")]
         found += [f"{prefix}.{name}" if prefix else name for name in own]

@@ -23,7 +23,7 @@ from torch import nn
 from . import _adapter_layout
 from ._adapter_layout import LAYOUTS, is_pefts, layout_of
 from ._code_module import CodeModule
-from ._processes import is_codes, runs_here
+from ._processes import holds_codes, runs_here
 from .errors import DtypeMismatchError, InvalidArgumentError, ShapeMismatchError, UnsupportedError
 from .formats import Lora
 
@@ -157,7 +157,7 @@ def is_ours(base: nn.Module) -> bool:
 
 def _require_numbers(wrapper: Any, adapter_name: str) -> None:
     parameter = wrapper.get_param()
-    if is_codes(parameter):
+    if holds_codes(parameter):
         raise UnsupportedError(
             f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {wrapper.parameter_name} "
             "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
@@ -251,7 +251,7 @@ def install() -> bool:
 
     def _move_adapter_to_device_of_base_layer(self: Any, adapter_name: str, device: Any = None) -> None:
         parameter = self.get_param()
-        if not is_codes(parameter):
+        if not holds_codes(parameter):
             return move(self, adapter_name, device)
         for table in (self.lora_A, self.lora_B):  # to the device of the codes, never to their type
             if adapter_name in table and table[adapter_name].weight.device.type != "meta":
