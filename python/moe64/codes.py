@@ -15,10 +15,12 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers.base import HfQuantizer
 
-from . import families
+from . import dense, families
 from ._code_module import CodeModule
 from .checkpoint import inspect, load_experts
-from .errors import InvalidArgumentError, IoFailureError, MalformedFileError, ShapeMismatchError, UnsupportedError
+from .errors import (
+    InvalidArgumentError, IoFailureError, MalformedFileError, MissingScaleError, ShapeMismatchError, UnsupportedError,
+)
 from .formats import Activation, ExpertWeights, Projection, Quantized
 
 __all__ = ["CodeExperts", "from_pretrained", "keep_codes"]
@@ -44,6 +46,7 @@ class CodeExperts(CodeModule):
         super().__init__()
         self.config = config
         self.activation: Activation | None = weights.activation
+        self.source: "tuple[str, int] | None" = None  # the checkpoint and its layer that the codes are of
         self._own: "tuple[nn.Module, ...]" = ()  # in a tuple: what is registered of it has its own name here
         self.has_post_expert_norm, self._sorted = False, False
         self.num_experts = 0
@@ -218,7 +221,9 @@ def _put(model: nn.Module, name: str, path: "str | os.PathLike[str]", layer: int
          config: object, own: nn.Module) -> None:
     if device.type == "meta":
         raise UnsupportedError(f"[transformers] {name} is offloaded: codes of experts must lie on a device")
-    model.set_submodule(name, CodeExperts(load_experts(path, layer, fused=True, device=device), config, own))
+    made = CodeExperts(load_experts(path, layer, fused=True, device=device), config, own)
+    made.source = (os.path.abspath(path), layer)
+    model.set_submodule(name, made)
 
 
 class _Waiting(nn.Module):
@@ -271,6 +276,10 @@ def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> An
         known = model._keys_to_ignore_on_load_unexpected  # a list before 5.17, then a set
         kind = list if known is None else type(known)
         model._keys_to_ignore_on_load_unexpected = kind([*(known or ()), *ignored])
+    if loading:
+        dense.compressed.serve(self, model)
+    if loading or families.is_asked_for(model):
+        dense.serve(model)
     families.tell_what_was_left_out(own, model)
     return answer
 
@@ -284,15 +293,17 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
 
         >>> model = moe64.transformers.from_pretrained("GLM-4.7-Flash-FP8", dtype="auto", device_map="auto")
 
-    On a GPU Transformers keeps the other matrices of fine-grained FP8 models as codes too and fetches kernels for them;
-    `quantization_config=FineGrainedFP8Config(dequantize=True)` expands them instead.
+    The dense layers of fine-grained FP8 models stay codes too, on any device;
+    `quantization_config=FineGrainedFP8Config(dequantize=True)` expands those instead.
     """
+    tells = options.pop("output_loading_info", False)
     _loading.active, _loading.quantised = True, False
     try:
-        answer = auto_class.from_pretrained(path, *args, **{"experts_implementation": "moe64", **options})
+        model, found = auto_class.from_pretrained(path, *args, output_loading_info=True,
+                                                  **{"experts_implementation": "moe64", **options})
     finally:
         _loading.active = False
-    model = answer[0] if isinstance(answer, tuple) else answer
+    _require_scales(model, found)
     if not _loading.quantised:
         _require_no_codes(model, path, options)
     for name, module in list(model.named_modules()):
@@ -306,7 +317,18 @@ def from_pretrained(path: "str | os.PathLike[str]", *args: Any, auto_class: Any 
                 _offload(model.get_submodule(name), execution_device)
     _hold_tensors(model)
     families.tell_unserved(model)
-    return answer
+    return (model, found) if tells else model
+
+
+def _require_scales(model: nn.Module, found: dict[str, Any]) -> None:
+    """Transformers fills what a checkpoint lacks with something, scales too."""
+    for key in sorted(found.get("missing_keys", ())):
+        name, _, last = key.rpartition(".")
+        layer = model.get_submodule(name) if "_scale" in last else None
+        if isinstance(layer, dense.Served) and last in layer.coded():
+            raise MissingScaleError(f"[transformers] {name}.weight is {layer.weight.dtype} and the checkpoint has no {key}: "
+                                    "codes without their scale mean nothing (`moe64 check` tells more). A matrix in 16 bits "
+                                    "must be in modules_to_not_convert; FineGrainedFP8Config(dequantize=True) loads it")
 
 
 def _hold_tensors(model: Any) -> None:

@@ -33,7 +33,12 @@ def _quantized_like(x: torch.Tensor, layout: Granularity, dtype: str, scale_dtyp
           "(Tensor, Tensor, Tensor)")
 def _quantize(x: torch.Tensor, layout: str, block_rows: int, block_cols: int, dtype: str,
               scale_dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    granularity = Granularity(layout, block_rows, block_cols)
+    return run_quantize(x, Granularity(layout, block_rows, block_cols), dtype, scale_dtype)
+
+
+def run_quantize(x: torch.Tensor, granularity: Granularity, dtype: str,
+                 scale_dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales and global scales, without PyTorch's dispatch of operators."""
     values, scales, scale = _quantized_like(x, granularity, dtype, scale_dtype)
     args = _c.QuantizeArgs(x=view(x, "x"), layout=granularity.to_c(),
                            values=view(values, "values", dtype), scales=view(scales, "scales", scale_dtype))

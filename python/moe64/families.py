@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2FN, GELUActivation
 from transformers.integrations import finegrained_fp8, moe
 
+from . import dense
 from .errors import InvalidArgumentError
 from .formats import Activation
 
@@ -302,6 +303,12 @@ def tell_what_was_left_out(before: "dict[str, nn.Module]", model: nn.Module) -> 
                           "moe64.transformers.from_pretrained does as the class does", stacklevel=3)
 
 
+def is_asked_for(model: Any) -> bool:
+    """Whether a model, or a part of it that has a config of its own, runs its experts as "moe64"."""
+    parts = [getattr(model.config, name, None) for name in getattr(model.config, "sub_configs", ())]
+    return any(getattr(config, "_experts_implementation", None) == NAME for config in (model.config, *parts))
+
+
 def install(silent: Callable[[], bool]) -> None:
     """Makes models that are built for, or set to, "moe64" tell which of their experts it does not reach; `silent` answers
     whether somebody else will tell."""
@@ -320,6 +327,7 @@ def install(silent: Callable[[], bool]) -> None:
     def _set_experts_implementation(self: Any, experts_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         answer = set_implementation(self, experts_implementation, *args, **kwargs)
         asked = experts_implementation.values() if isinstance(experts_implementation, dict) else [experts_implementation]
+        (dense.serve if is_asked_for(self) else dense.leave)(self)
         if NAME in asked:
             tell_unserved(self)
         return answer

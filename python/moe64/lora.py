@@ -263,5 +263,57 @@ def install() -> bool:
     if factors is not None:  # PEFT >= 0.20
         setattr(ParamWrapper, "get_delta_factors", get_delta_factors)
     _adapter_layout.install()
+    _install_for_dense_layers()
     _installed = True
     return True
+
+
+def _install_for_dense_layers() -> None:
+    """Adapters of layers whose weight is codes: made in float32 and not in the type of the codes, and nothing of PEFT reads
+    the codes as values, as merging and DoRA would."""
+    from peft.tuners.lora.layer import Linear
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    move, merge, update = BaseTunerLayer._move_adapter_to_device_of_base_layer, Linear.merge, Linear.update_layer
+
+    def codes_of(layer: Any) -> torch.Tensor | None:
+        weight = getattr(layer.get_base_layer(), "weight", None)
+        is_fp8 = isinstance(weight, torch.Tensor) and weight.dtype.is_floating_point and weight.element_size() == 1
+        return weight if is_fp8 else None
+
+    def _move_adapter_to_device_of_base_layer(self: Any, adapter_name: str, device: Any = None) -> None:
+        codes = codes_of(self)
+        if codes is None:
+            return move(self, adapter_name, device)
+        for name in (*self.adapter_layer_names, *self.other_param_names):
+            table = getattr(self, name, None)
+            if isinstance(table, (nn.ModuleDict, nn.ParameterDict)) and adapter_name in table:
+                if not any(tensor.device.type == "meta" for tensor in _tensors_of(table[adapter_name])):
+                    table[adapter_name] = table[adapter_name].to(device if device is not None else codes.device)
+        return None
+
+    def refuse(layer: Any, codes: torch.Tensor, what: str) -> None:
+        base = type(layer.get_base_layer()).__name__
+        raise UnsupportedError(f"[lora] {what} reads the {codes.dtype} codes of {base} as values, without their scale: "
+                               "load a bf16 copy for that (moe64 convert --to bf16)")
+
+    def checked_merge(self: Any, *args: Any, **kwargs: Any) -> None:
+        codes = codes_of(self)
+        if codes is not None:
+            refuse(self, codes, "merging an adapter")
+        return merge(self, *args, **kwargs)
+
+    def update_layer(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        codes = codes_of(self)
+        if codes is not None and getattr(kwargs.get("config"), "use_dora", kwargs.get("use_dora")):
+            refuse(self, codes, "DoRA")
+        return update(self, adapter_name, *args, **kwargs)
+
+    for owner, name, function in (
+            (BaseTunerLayer, "_move_adapter_to_device_of_base_layer", _move_adapter_to_device_of_base_layer),
+            (Linear, "merge", checked_merge), (Linear, "update_layer", update_layer)):
+        setattr(owner, name, function)
+
+
+def _tensors_of(held: Any) -> list[torch.Tensor]:
+    return list(held.parameters()) if isinstance(held, nn.Module) else [held]

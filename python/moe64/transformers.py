@@ -9,7 +9,8 @@ of expert parallelism, and any device of a `device_map`. Gate functions that are
 
 On machines where Transformers would expand a quantised checkpoint to bf16 (CPUs, older GPUs, compressed-tensors
 experts), `moe64.transformers.from_pretrained(path)` loads it with the experts as they are stored; `keep_codes(model,
-path)` puts the codes of the checkpoint in place of stacks that were expanded already.
+path)` puts the codes of the checkpoint in place of stacks that were expanded already. Dense FP8 layers are run too, see
+`moe64.dense`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ import transformers as hf
 from torch import nn
 from transformers.integrations import finegrained_fp8, moe
 
-from . import _saving, codes, families, lora
+from . import _saving, codes, dense, families, lora
 from ._processes import refuse_copies
 from ._torch import alone, hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
+from .dense import CodeLinear, leave, serve
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
 from .gemm import grouped_gemm
 from .layer import experts
 from .routing import combine, gather, plan
 
-__all__ = ["CodeExperts", "experts_forward", "from_pretrained", "keep_codes", "register", "weights_of"]
+__all__ = ["CodeExperts", "CodeLinear", "experts_forward", "from_pretrained", "keep_codes", "leave", "register", "serve",
+           "weights_of"]
 
 NAME = families.NAME
 _OLDEST = (5, 7)
@@ -231,6 +234,7 @@ def register() -> None:
     finegrained_fp8.FP8ExpertsInterface.register(NAME, experts_forward)
     families.install(silent=codes.is_loading)
     lora.install()
+    dense.loading.install(codes.is_loading)
     _saving.install()
 
 

@@ -1,5 +1,7 @@
 """The torch operators: opcheck of every one, numerical gradients, no break under torch.compile, tensors of any strides."""
 
+import importlib.util
+
 import pytest
 import torch
 from torch.library import opcheck
@@ -8,11 +10,15 @@ import moe64
 import moe64.gemm, moe64.layer, moe64.elementwise, moe64.routing  # noqa: E401, F401 (they declare the operators)
 from moe64._description import PLAIN, SCHEMA, Description, Operands, describe, format_of
 
-E, T, K, H, INTER = 3, 5, 2, 8, 4
+DENSE = importlib.util.find_spec("transformers") is not None  # whose layers it is for
+if DENSE:
+    import moe64.dense
+
+E, T, K, H, INTER = 3, 6, 2, 8, 4
 
 
 def routing():
-    return torch.tensor([[0, 1], [2, -1], [1, 0], [E, 2], [-1, -1]])
+    return torch.tensor([[0, 1], [2, -1], [1, 0], [E, 2], [-1, -1], [0, 2]])
 
 
 def arguments():
@@ -37,7 +43,8 @@ def arguments():
     _, saved = torch.ops.moe64.experts_forward(*call, -1, True, *plain)
     wanted = [-2, -1, Operands._fields.index("gate_up"), Operands._fields.index("down")]
     route = ("sigmoid", True, 1.0, 1, 1, "max")
-    return {
+    dense = {"dense": [(x, codes.values, codes.scales, bias, False, mode, *format_of(codes)) for mode in ("w8a16", "w8a8")]}
+    return (dense if DENSE else {}) | {
         "quantize": [(torch.randn(4, 6), "row", 0, 0, "int8", "f32"), (torch.randn(2, 4, 6), "group", 0, 2, "fp4", "e4m3")],
         "dequantize": [(codes.values[0], codes.scales[0], None, torch.float32, *format_of(codes))],
         "activate": [(x, up, "silu_glu", 1.0, 7.0), (x, None, "relu2", 1.0, 7.0)],

@@ -77,6 +77,8 @@ def surroundings(name, folder):
     elif name in ("ExpertWeights", "explain"):
         stack = moe64.quantize(gate_up, "block:128x128")
         known.update(codes=stack.values, scales=stack.scales, weights=moe64.ExpertWeights(stack, down))
+    elif name in ("CodeLinear", "serve"):
+        known["transformers"] = importlib.import_module("transformers")
     elif name == "Experts":
         known.update(top_k_index=known["ids"], top_k_weights=torch.rand(5, 2))
     elif name == "merge":
