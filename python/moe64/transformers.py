@@ -23,7 +23,7 @@ import transformers as hf
 from torch import nn
 from transformers.integrations import finegrained_fp8, moe
 
-from . import _saving, codes, dense, families, lora
+from . import codes, dense, families, lora, saving
 from ._processes import refuse_copies
 from ._torch import alone, hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
@@ -235,7 +235,7 @@ def register() -> None:
     families.install(silent=codes.is_loading)
     lora.install()
     dense.loading.install(codes.is_loading)
-    _saving.install()
+    saving.install()
 
 
 register()
