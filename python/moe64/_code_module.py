@@ -10,7 +10,7 @@ from torch import nn
 
 from . import _processes
 from ._torch import keeping_types
-from .formats import Granularity, Quantized
+from .formats import PACKED, Granularity, Quantized
 
 _SUFFIXES = ("", "_scales", "_global_scale")
 # What PyTorch takes for numbers: FSDP2 would cast it to the type of its mixed precision, and gloo cannot send it.
@@ -23,6 +23,7 @@ class CodeModule(nn.Module):
     """A module with stacks of matrices as Quantized: `name`, `name_scales` and `name_global_scale`, parameters or buffers."""
 
     _formats: dict[str, dict[str, Any]]  # of a stack, by its name: what its tensors do not say
+    has_interleaved_adapters = False  # whether gate and up alternate in adapters' B where they do not in these codes
 
     def _hold_codes(self, name: str, given: Quantized, as_parameter: bool) -> None:
         """As a frozen parameter codes are bytes, whatever their type was."""
@@ -43,6 +44,11 @@ class CodeModule(nn.Module):
             return getattr(self, name)
         return Quantized(getattr(self, name), getattr(self, name + "_scales"),
                          global_scale=getattr(self, name + "_global_scale"), **self._formats[name])
+
+    def extents(self, name: str) -> tuple[int, ...]:
+        """Those of a stack of matrices as values: packed codes are half as wide."""
+        *extents, cols = getattr(self, name).shape
+        return *extents, cols * (2 if self._formats.get(name, {}).get("dtype") in PACKED else 1)
 
     def names_of_codes(self) -> list[str]:
         """The names of all codes and scales."""

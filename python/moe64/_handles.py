@@ -17,7 +17,7 @@ from ._description import Description, Format, Operands
 from ._library import library
 from ._torch import CPU, Memory, view_of
 from .errors import InvalidArgumentError, ShapeMismatchError, UnsupportedError
-from .formats import Granularity
+from .formats import PACKED, Granularity
 
 
 def _code(table: dict[str, int], what: str, word: str) -> int:
@@ -69,6 +69,19 @@ def matrix_of(name: str, form: Format, values: Memory | None, scales: Memory | N
     return q
 
 
+def _require_a_gate_where_there_are_two_parts(d: Description, of: Operands) -> None:
+    """silu here is the function alone; many configs call the gated one so."""
+    if d.activation not in _c.UNGATED:
+        return
+    cols = of.down.shape[-1] * (2 if d.down_dtype in PACKED else 1)
+    if of.up is None and of.gate_up.shape[1] != 2 * cols:
+        return
+    gated = {"silu": "silu_glu", "gelu": "gelu_glu or gelu_tanh_glu"}.get(d.activation, "one of those that end in _glu")
+    rows = "are a pair" if of.up is not None else f"have {of.gate_up.shape[1]} rows where down has {cols} cols"
+    raise ShapeMismatchError(f"[experts] activation is '{d.activation}', which has no gate, but gate and up {rows}: the gated "
+                             f"activation is {gated}")
+
+
 class Layer:
     """A handle of the library's layer over the memory of some tensors, which it does not keep alive."""
 
@@ -96,6 +109,7 @@ class Layer:
         if d.interleaved and d.gate_up_layout == "block" and not pair and d.activation not in _c.UNGATED:
             raise UnsupportedError(f"[experts] gate_up is interleaved and has scales of block:{d.gate_up_block_rows}x"
                                    f"{d.gate_up_block_cols}: a block would cover rows of gate and of up")
+        _require_a_gate_where_there_are_two_parts(d, of)
         activation = _c.ActivationSpec(kind=_code(_c.ACTIVATIONS, "activation", d.activation), alpha=d.alpha, limit=d.limit)
         desc = _c.LayerDesc(activation=activation, mode=_code(_c.MODES, "mode", d.mode),
                             scheme=_code(_c.SCHEMES, "scheme", d.scheme),

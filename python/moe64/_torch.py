@@ -110,6 +110,14 @@ def workspace(tensor: torch.Tensor | None) -> _c.Workspace:
     return _c.Workspace(tensor.data_ptr(), tensor.numel(), device_of(tensor))
 
 
+def autocast_type(x: torch.Tensor) -> torch.dtype | None:
+    """The type that torch.autocast wants products of x in; None where it is off."""
+    if not (x.is_cpu or x.is_cuda):
+        return None
+    kind = "cpu" if x.is_cpu else "cuda"
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 def operator(name: str, schema: str) -> Callable[[Callable], Any]:
     """Declares moe64::<name>. Schemas are written out: how PyTorch reads them from annotations differs by version."""
     return torch.library.custom_op("moe64::" + name, mutates_args=(), schema=schema)

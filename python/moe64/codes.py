@@ -84,6 +84,7 @@ class CodeExperts(CodeModule):
                           stacklevel=3)
         self._own, self.activation = (_without_stacks(own),), act
         self.training = own.training
+        self.has_interleaved_adapters = self.has_gate and not getattr(own, "is_concatenated", True)
         if act is None:
             self.has_post_expert_norm = getattr(own, "has_post_expert_norm", False)
             for key, child in own.named_children():
@@ -263,6 +264,10 @@ def _preprocess_and_wait(self: Any, model: Any, *args: Any, **kwargs: Any) -> An
     what a quantizer's own experts leave out."""
     files = kwargs.get("checkpoint_files") or []
     loading = is_loading() and files
+    if loading and self.quantization_config.quant_method == "mxfp4":
+        # Else its own module stands around the experts, calls them in its own way, and cannot be trained. What is expanded
+        # are experts that are no codes; those of sound layers are not read by Transformers.
+        self.quantization_config.dequantize = True
     own = dict(model.named_modules())  # before a quantizer puts modules of its own in their place
     answer = _preprocess_model(self, model, *args, **kwargs)
     if loading:
@@ -386,6 +391,5 @@ def _offload(module: CodeExperts, execution_device: Any) -> None:
     in host memory and are copied to the executing device for each call."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module  # type: ignore[import-untyped]
     add_hook_to_module(module, AlignDevicesHook(execution_device, offload=True, offload_buffers=True))
-
 
 HfQuantizer.preprocess_model = _preprocess_and_wait  # type: ignore[method-assign]

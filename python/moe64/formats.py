@@ -12,6 +12,14 @@ from . import _c
 from .errors import InvalidArgumentError, MissingScaleError
 
 _KINDS = {"none": _c.NONE, "tensor": _c.TENSOR, "row": _c.ROW, "block": _c.BLOCK, "group": _c.GROUP}
+PACKED = ("int4", "fp4")  # two per byte
+
+
+def _as_words(given: object) -> str:
+    """A block that was given as a pair, in the words that are taken; else an example of them."""
+    if isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(extent, int) for extent in given):
+        return f"block:{given[0]}x{given[1]}"
+    return "block:128x128"
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,9 @@ class Granularity:
 
     def __post_init__(self) -> None:
         text = self.kind
+        extents = {"block": (self.block_rows, self.block_cols), "group": (self.block_cols,)}.get(self.kind, (1,))
+        if any(isinstance(extent, int) and extent < 1 for extent in extents):  # those of a compiled graph may be open
+            raise InvalidArgumentError(f"[granularity] {self.kind}:{'x'.join(map(str, extents))} has no extent of 1 or more")
         if self.kind == "block":
             text = f"block:{self.block_rows}x{self.block_cols}"
         elif self.kind == "group":
@@ -39,6 +50,9 @@ class Granularity:
     def parse(cls, text: "str | Granularity") -> "Granularity":
         if isinstance(text, Granularity):
             return text
+        if not isinstance(text, str):
+            raise InvalidArgumentError(f"[granularity] layout is {text!r}, a {type(text).__name__}: say it in words, as "
+                                       f"\"{_as_words(text)}\"")
         match = re.fullmatch(r"(none|tensor|row)|block:(\d+)x(\d+)|group:(\d+)", text)
         if not match:
             raise InvalidArgumentError(f"[granularity] '{text}' is none of none, tensor, row, block:RxC, group:G")
@@ -108,7 +122,7 @@ class Quantized:
 
     @property
     def packed(self) -> bool:
-        return self.dtype in ("int4", "fp4")
+        return self.dtype in PACKED
 
     @property
     def cols(self) -> int:
@@ -145,6 +159,10 @@ class Activation:
 
     @classmethod
     def parse(cls, given: "str | Activation") -> "Activation":
+        if not isinstance(given, (str, Activation)):
+            raise InvalidArgumentError(f"[activation] activation is {given!r}, neither an Activation nor one of "
+                                       f"{', '.join(_c.ACTIVATIONS)}: functions are not called. moe64.activate and "
+                                       "moe64.grouped_gemm are the parts of a layer with a gate of its own")
         made = cls(given) if isinstance(given, str) else given
         if made.kind not in _c.ACTIVATIONS:
             raise InvalidArgumentError(f"[activation] '{made.kind}' is none of {', '.join(_c.ACTIVATIONS)}")

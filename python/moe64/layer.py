@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any, NamedTuple, Sequence
 
 import torch
@@ -12,11 +13,11 @@ from ._description import OPERANDS, SCHEMA, Description, Operands, describe, fro
 from ._handles import Layer, layer_of, layer_without_memory, per_part
 from ._library import library
 from ._torch import (
-    CPU, FLOATS, _CODES, alone, are_transforms_active, bytes_on, device_of, memory_of, operator, refuse_transforms, stream_of,
-    view, view_of, workspace,
+    CPU, FLOATS, _CODES, alone, are_transforms_active, autocast_type, bytes_on, device_of, memory_of, operator,
+    refuse_transforms, stream_of, view, view_of, workspace,
 )
 from .errors import DtypeMismatchError, GradientError, InvalidArgumentError, ShapeMismatchError
-from .formats import ExpertWeights
+from .formats import ExpertWeights, Lora, Projection
 
 __all__ = ["experts", "explain"]
 
@@ -216,8 +217,9 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     weights        an ExpertWeights
     capacity       most rows per expert, later slots are dropped; -1: no limit
 
-    The result has the shape and type of x. Gradients: x, top_k_weights, biases, LoRA, and plain weights; quantised
-    weights have none, and asking for one raises GradientError. Tensors may have any strides.
+    The result has the shape and type of x; within torch.autocast x, plain weights and LoRA are multiplied in its type.
+    Gradients: x, top_k_weights, biases, LoRA, and plain weights; quantised weights have none, and asking for one raises
+    GradientError. Tensors may have any strides.
 
         >>> weights = moe64.ExpertWeights(torch.randn(4, 2 * 16, 32), torch.randn(4, 32, 16))
         >>> y = moe64.experts(torch.randn(5, 32), torch.randint(0, 4, (5, 2)), torch.rand(5, 2), weights)
@@ -225,6 +227,11 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     if not isinstance(weights, ExpertWeights):
         raise InvalidArgumentError(f"[experts] weights is a {type(weights).__name__}, not an ExpertWeights")
     _check_call(x, top_k_index, top_k_weights)
+    dtype = autocast_type(x)
+    if dtype is not None:
+        cast = in_type(weights, dtype)
+        if x.dtype != dtype or cast is not weights:
+            return experts(x.to(dtype), top_k_index, top_k_weights, cast, capacity=capacity).to(x.dtype)
     operands, description = describe(weights)
     if are_transforms_active():
         refuse_transforms("experts", x=x, top_k_weights=top_k_weights, **operands._asdict())
@@ -242,6 +249,26 @@ def experts(x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Ten
     else:
         y, _ = _run_forward(layer_of(operands, description), x2, ids, factors, capacity, keep=False)
     return y if x2 is x else y.view(x.shape)
+
+
+def in_type(weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
+    """With plain matrices and factors of LoRA in one type, as autocast has them; codes and biases as they are."""
+    def matrix(given: Any) -> Any:
+        if isinstance(given, (tuple, list)):
+            made = tuple(map(matrix, given))
+            return given if all(one is other for one, other in zip(made, given)) else made
+        return given.to(dtype) if isinstance(given, torch.Tensor) and given.dtype in FLOATS else given
+
+    def projection(given: Projection) -> Projection:
+        lora, values = given.lora, matrix(given.weights)
+        if lora is not None and not lora.a.dtype == lora.b.dtype == dtype:
+            lora = Lora(lora.a.to(dtype), lora.b.to(dtype), lora.scaling)
+        return given if values is given.weights and lora is given.lora else Projection(values, given.bias, lora)
+
+    gate_up, down = projection(weights.gate_up), projection(weights.down)
+    if gate_up is weights.gate_up and down is weights.down:
+        return weights
+    return replace(weights, gate_up=gate_up, down=down)
 
 
 def _needs_gradient(x: torch.Tensor, factors: torch.Tensor | None, operands: Operands) -> bool:

@@ -93,7 +93,13 @@ def active_factors(module: nn.Module, dtype: torch.dtype | None = None) -> dict[
             _require_no_sum(module, wrapper.parameter_name, parameter)
             handed[wrapper.parameter_name] = (wrapper, adapters)
     _require_all_seen(module, {wrapper.parameter_name for wrapper, _ in around} | handed.keys())
-    return {name: _converted(wrapper, _combined(wrapper, adapters), dtype) for name, (wrapper, adapters) in handed.items()}
+    return {name: _converted(wrapper, _combined(wrapper, adapters), dtype, _interleaves(module, name))
+            for name, (wrapper, adapters) in handed.items()}
+
+
+def _interleaves(module: Any, name: str) -> bool:
+    """Whether codes have gate rows before up rows where their class, whose adapters these are, alternates them."""
+    return name == "gate_up_proj" and isinstance(module, CodeModule) and module.has_interleaved_adapters
 
 
 def _switched_on(wrapper: Any) -> list[str]:
@@ -119,19 +125,21 @@ def _require_all_seen(module: nn.Module, seen: set[str]) -> None:
                                    "is called around it: moe64 would leave them out")
 
 
-def _converted(wrapper: Any, given: Lora, dtype: torch.dtype | None) -> Lora:
+def _converted(wrapper: Any, given: Lora, dtype: torch.dtype | None, interleaved: bool) -> Lora:
     """The factors in one type, each expert's matrix contiguous: fast products need that, and PEFT's B has the expert
-    fastest. While no gradients are recorded they are copied into the same memory every time, so that the layer's handle is
-    kept; else the call may be remembered for its backward, with frozen factors too, and has copies of its own."""
+    fastest. Rows of B that are interleaved are put apart. While no gradients are recorded they are copied into the same memory
+    every time, so that the layer's handle is kept; else the call may be remembered for its backward, with frozen factors too,
+    and has copies of its own."""
     made = []
-    for place, factor in (("a", given.a), ("b", given.b)):
+    b = given.b.unflatten(1, (-1, 2)).transpose(1, 2) if interleaved else given.b
+    for place, factor in (("a", given.a), ("b", b)):
         if factor.is_contiguous() and factor.dtype == (dtype or factor.dtype):
             made.append(factor)
         elif torch.compiler.is_compiling() or torch.is_grad_enabled():
             made.append(factor.to(dtype or factor.dtype).contiguous())
         else:
             made.append(_room_of(wrapper, place, factor, dtype or factor.dtype).copy_(factor.detach()))
-    return Lora(made[0], made[1], given.scaling)
+    return Lora(made[0], made[1].flatten(1, 2) if interleaved else made[1], given.scaling)
 
 
 def _room_of(wrapper: Any, place: str, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -199,6 +207,7 @@ def install() -> bool:
         return False
 
     call, activate, delta = ParamWrapper.__call__, ParamWrapper._activate_lora, ParamWrapper.get_delta_weight
+    features = ParamWrapper._get_in_out_features
     move = ParamWrapper._move_adapter_to_device_of_base_layer
     factors: Any = getattr(ParamWrapper, "get_delta_factors", None)
 
@@ -239,6 +248,14 @@ def install() -> bool:
             if not around:
                 calls.pop(id(base), None)
 
+    def _get_in_out_features(self: Any, module: nn.Module) -> Any:
+        """Of the values, in the order of the parameter's extents: PEFT sees the bytes of packed codes."""
+        base = self.get_base_layer()
+        if not isinstance(base, CodeModule) or self.parameter_name not in _TARGETS:
+            return features(self, module)
+        features(self, module)
+        return base.extents(self.parameter_name)[1:]
+
     def get_delta_weight(self: Any, adapter_name: str, *args: Any, **kwargs: Any) -> torch.Tensor:
         _require_numbers(self, adapter_name)
         _require_peft_layout(self, adapter_name)
@@ -258,7 +275,7 @@ def install() -> bool:
                 table[adapter_name] = table[adapter_name].to(parameter.device)
         return None
 
-    for function in (__call__, _activate_lora, get_delta_weight, _move_adapter_to_device_of_base_layer):
+    for function in (__call__, _activate_lora, _get_in_out_features, get_delta_weight, _move_adapter_to_device_of_base_layer):
         setattr(ParamWrapper, function.__name__, function)
     if factors is not None:  # PEFT >= 0.20
         setattr(ParamWrapper, "get_delta_factors", get_delta_factors)

@@ -9,6 +9,7 @@ from torch import nn
 
 from ._code_module import CodeModule
 from ._processes import refuse_copies
+from .errors import InvalidArgumentError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
 from .layer import experts
 
@@ -87,16 +88,25 @@ class Experts(CodeModule):
                  dtype: torch.dtype = torch.float32) -> "Experts":
         """Adds trainable LoRA factors: A uniform, B zero, scaling alpha / rank (alpha defaults to rank).
 
+        projections   "gate_up" (gate and up as one), "down", or both; each once
         Products are fastest when `dtype` is that of the activations.
         """
+        if rank < 1:
+            raise InvalidArgumentError(f"[add_lora] rank is {rank}, not 1 or more")
         for name in projections:
-            values = getattr(self, name)
-            packed = 2 if self._formats.get(name, {}).get("dtype") in ("int4", "fp4") else 1
-            rows = values.shape[1] * (2 if name == "gate_up" and "up" in self._names() else 1)
-            cols = values.shape[2] * packed
-            a = torch.empty(values.shape[0], rank, cols, dtype=dtype, device=values.device)
+            if name not in ("gate_up", "down"):
+                raise InvalidArgumentError(f"[add_lora] projections has '{name}', neither gate_up (gate and up as one) nor "
+                                           "down")
+            if name in self._scaling:
+                raise InvalidArgumentError(f"[add_lora] {name} has LoRA of rank {getattr(self, name + '_lora_a').shape[1]}: it "
+                                           "would be replaced, trained or not")
+        for name in dict.fromkeys(projections):
+            experts, rows, cols = self.extents(name)
+            rows *= 2 if name == "gate_up" and "up" in self._names() else 1
+            device = getattr(self, name).device
+            a = torch.empty(experts, rank, cols, dtype=dtype, device=device)
             nn.init.kaiming_uniform_(a.view(-1, cols), a=math.sqrt(5))
-            self._hold_lora(name, Lora(a, torch.zeros(values.shape[0], rows, rank, dtype=dtype, device=values.device),
+            self._hold_lora(name, Lora(a, torch.zeros(experts, rows, rank, dtype=dtype, device=device),
                                        (rank if alpha is None else alpha) / rank))
         return self
 

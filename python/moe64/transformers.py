@@ -25,13 +25,13 @@ from transformers.integrations import finegrained_fp8, moe
 
 from . import codes, dense, families, lora, saving
 from ._processes import refuse_copies
-from ._torch import alone, hooks_that_offload
+from ._torch import alone, autocast_type, hooks_that_offload
 from .codes import CodeExperts, from_pretrained, keep_codes
 from .dense import CodeLinear, leave, serve
 from .errors import DtypeMismatchError, InvalidArgumentError, LibraryError, ShapeMismatchError, UnsupportedError
 from .formats import Activation, ExpertWeights, Lora, Projection, Quantized
 from .gemm import grouped_gemm
-from .layer import experts
+from .layer import experts, in_type
 from .routing import combine, gather, plan
 
 __all__ = ["CodeExperts", "CodeLinear", "experts_forward", "from_pretrained", "keep_codes", "leave", "register", "serve",
@@ -155,8 +155,13 @@ def experts_forward(module: nn.Module, hidden_states: torch.Tensor, top_k_index:
                                    "states, ids and weights: moe64 does not know what they mean")
     if "_is_replica" in module.__dict__:
         refuse_copies(module)
+    dtype = autocast_type(hidden_states)
+    if dtype is not None and hidden_states.dtype != dtype:
+        return experts_forward(module, hidden_states.to(dtype), top_k_index, top_k_weights).to(hidden_states.dtype)
     factors = lora.active_factors(module, hidden_states.dtype)  # as PEFT does: one type in the products
     weights, fused = _described(module, hidden_states, factors)
+    if dtype is not None:
+        weights = in_type(weights, dtype)
     if top_k_weights.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         top_k_weights = top_k_weights.float()
     if fused:
