@@ -31,15 +31,20 @@ _LAZY = {
     "set_threads": "_torch",
 }
 
-if TYPE_CHECKING:
-    from ._torch import set_threads
-    from .checkpoint import check, inspect, load_experts, merge
-    from .elementwise import activate, dequantize, quantize
-    from .formats import Activation, ExpertWeights, Granularity, Lora, Projection, Quantized
-    from .gemm import grouped_gemm
-    from .layer import experts, explain
-    from .module import Experts
-    from .routing import RoutingPlan, combine, gather, plan, route
+if TYPE_CHECKING:  # each under its own name: a strict type checker takes only that for an export
+    from ._torch import set_threads as set_threads
+    from .checkpoint import check as check, inspect as inspect, load_experts as load_experts, merge as merge
+    from .elementwise import activate as activate, dequantize as dequantize, quantize as quantize
+    from .formats import (
+        Activation as Activation, ExpertWeights as ExpertWeights, Granularity as Granularity, Lora as Lora,
+        Projection as Projection, Quantized as Quantized,
+    )
+    from .gemm import grouped_gemm as grouped_gemm
+    from .layer import experts as experts, explain as explain
+    from .module import Experts as Experts
+    from .routing import (
+        RoutingPlan as RoutingPlan, combine as combine, gather as gather, plan as plan, route as route,
+    )
 
 __all__ = ["__version__", "cuda_devices", "library", "tool", "version", *_LAZY]
 

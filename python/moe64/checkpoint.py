@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import subprocess
 from dataclasses import replace
 from typing import Any, Callable
@@ -14,7 +15,7 @@ import torch
 from . import _c
 from ._library import library, tool
 from ._torch import _CODES, _pool, bytes_on, workspace
-from .errors import BY_CODE, InvalidArgumentError, Moe64Error
+from .errors import BY_CODE, InvalidArgumentError, IoFailureError, Moe64Error
 from .formats import Activation, ExpertWeights, Granularity, Projection, Quantized
 
 __all__ = ["check", "inspect", "load_experts", "merge"]
@@ -26,9 +27,22 @@ _BYTES = {_c.INT4: "int4", _c.FP4: "fp4", _c.E8M0: "e8m0"}
 _BY_NAME = {kind.name: kind for kind in BY_CODE.values()}
 
 
+def _local(verb: str, path: "str | os.PathLike[str]") -> str:
+    """A folder or a file; a name on the Hub stands for what was downloaded of it."""
+    text = os.fspath(path)
+    if os.path.exists(text) or not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return text
+    try:
+        from huggingface_hub import snapshot_download
+        return snapshot_download(text, local_files_only=True)
+    except (ImportError, OSError, ValueError) as error:
+        raise IoFailureError(f"[{verb}] there is no folder '{text}', and if that is a name on the Hub, nothing of it was "
+                             f"downloaded: huggingface_hub.snapshot_download('{text}') does") from error
+
+
 def _run(verb: str, path: "str | os.PathLike[str]", *options: str) -> dict[str, Any]:
     """One verb of the tool as JSON. Findings are an answer; bad input is an exception."""
-    done = subprocess.run([str(tool()), verb, os.fspath(path), "--json", *options], capture_output=True, text=True,
+    done = subprocess.run([str(tool()), verb, _local(verb, path), "--json", *options], capture_output=True, text=True,
                           check=False)
     if done.returncode not in (0, 1) or not done.stdout.strip():
         kinds = {2: BY_CODE[12], 6: BY_CODE[13], 130: BY_CODE[14]}
@@ -153,7 +167,7 @@ def _opened(path: "str | os.PathLike[str]", assume: tuple[str, ...]) -> int:
     words = (ctypes.c_char_p * len(assume))(*(word.encode() for word in assume))
     if assume:
         options.assume, options.assume_count = words, len(assume)
-    return library().make("checkpoint_open", os.fsencode(path), options)
+    return library().make("checkpoint_open", os.fsencode(_local("load_experts", path)), options)
 
 
 def load_experts(path: "str | os.PathLike[str]", layer: int, *, first_expert: int = 0, experts: int | None = None,
