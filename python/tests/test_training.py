@@ -6,6 +6,8 @@ import copy
 import gc
 import json
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,9 +74,13 @@ def base(folder):
     return get
 
 
+def lora():
+    return peft.LoraConfig(r=4, lora_alpha=8, **TARGETS)
+
+
 def adapted(model, seed=3):
     torch.manual_seed(seed)
-    return peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, **TARGETS))
+    return peft.get_peft_model(model, lora())
 
 
 class Rows(Dataset):
@@ -93,7 +99,7 @@ def arguments(out, autocast, checkpointing, steps=6):
             "dataloader_pin_memory": False}
 
 
-def trainer_of(kind, model, out, autocast, checkpointing, **more):
+def trainer_of(kind, model, out, autocast, checkpointing, peft_config=None, **more):
     given = {**arguments(out, autocast, checkpointing), **more}
     if kind == "Trainer":
         return transformers.Trainer(model, transformers.TrainingArguments(**given), train_dataset=Rows(), eval_dataset=Rows())
@@ -102,7 +108,8 @@ def trainer_of(kind, model, out, autocast, checkpointing, **more):
     rows = datasets.Dataset.from_dict({"input_ids": SENTENCES.tolist()})
     # Without the auxiliary loss of routers: Transformers records their logits where reentrant checkpointing has no gradients.
     config = trl.SFTConfig(max_length=32, router_aux_loss_coef=0.0, **given)
-    return trl.SFTTrainer(model, config, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer())
+    return trl.SFTTrainer(model, config, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer(),
+                          peft_config=peft_config)
 
 
 def tokenizer():
@@ -142,3 +149,49 @@ def test_lora_beside_codes_trains_resumes_and_reloads(name, kind, autocast, base
         fresh = peft.PeftModel.from_pretrained(base(name), out / "adapter")
         assert torch.equal(logits(fresh, autocast), logits(trainer.model, autocast))
     assert seen["off"] == seen["not"] == seen["reentrant"]
+
+
+@pytest.mark.parametrize("name", ["fp8-row", "mxfp4"])
+def test_packing_and_evaluation_of_adapters_that_trl_makes(name, base, tmp_path):
+    pytest.importorskip("trl")
+    packing = {"packing": True, "packing_strategy": "wrapped", "eval_strategy": "steps", "eval_steps": 2}
+    trainer = trainer_of("SFTTrainer", base(name), tmp_path, False, "off", lora(), **packing)
+    trainer.train()
+    assert len(trainer.train_dataset) < len(SENTENCES)  # two in each row
+    evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(evaluated) == 3 and evaluated[2] < evaluated[0]
+
+
+@pytest.mark.parametrize("name", ["fp8-block", "nvfp4"])
+def test_grpo(name, base, tmp_path):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    model, words = adapted(base(name)), tokenizer()
+    before = {key: p.detach().clone() for key, p in model.named_parameters() if p.requires_grad}
+    config = trl.GRPOConfig(**{**arguments(tmp_path, False, "off", steps=2), "gradient_accumulation_steps": 1,
+                               "per_device_train_batch_size": 4}, num_generations=4, max_completion_length=5, beta=0.05)
+    trainer = trl.GRPOTrainer(model, reward_funcs=lambda completion_ids, **_: [float(ids[0] % 7) for ids in completion_ids],
+                              args=config, train_dataset=datasets.Dataset.from_dict({"prompt": ["w3 w4 w5", "w6 w7 w8"]}),
+                              processing_class=words)
+    trainer.train()
+    moved = [key for key, p in model.named_parameters() if key in before and not torch.equal(p, before[key])]
+    assert any("experts" in key and "lora_B" in key for key in moved)
+
+
+FRESH = """
+import sys, torch, peft
+sys.path[:0] = sys.argv[1:3]
+import test_training
+model = peft.PeftModel.from_pretrained(test_training.load(__import__("pathlib").Path(sys.argv[3])), sys.argv[4])
+torch.set_num_threads(1)
+torch.save(test_training.logits(model), sys.argv[5])
+"""
+
+
+def test_a_fresh_process_has_the_logits_of_the_trained_model(folder, tmp_path):
+    trainer = trainer_of("Trainer", adapted(load(folder("mxfp4"))), tmp_path, False, "off")
+    trainer.train()
+    trainer.save_model(tmp_path / "adapter")
+    here = Path(__file__).resolve().parent
+    subprocess.run([sys.executable, "-c", FRESH, here, here.parent, folder("mxfp4"), tmp_path / "adapter",
+                    tmp_path / "logits.pt"], check=True, capture_output=True)
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(trainer.model))
