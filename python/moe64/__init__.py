@@ -5,7 +5,8 @@
     y = moe64.experts(x, top_k_index, top_k_weights, weights)
 
 Importing moe64 needs neither PyTorch nor the library; both are loaded by the first name that uses them.
-`import moe64.transformers` adds "moe64" to the experts implementations of Transformers.
+`import moe64.transformers` adds "moe64" to the experts implementations of Transformers; where that was forgotten it happens
+when a model asks for the name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from . import _autoload
 from ._library import cuda_devices, library, tool, version
 from .errors import *  # noqa: F403
 from .errors import BY_CODE as _BY_CODE  # noqa: F401
@@ -49,7 +51,12 @@ if TYPE_CHECKING:  # each under its own name: a strict type checker takes only t
 __all__ = ["__version__", "cuda_devices", "library", "tool", "version", *_LAZY]
 
 
+_SUBMODULES = ("compat", "lora", "transformers")
+
+
 def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module("." + name, __name__)
     if name not in _LAZY:
         raise AttributeError(f"module 'moe64' has no attribute {name!r}")
     value = getattr(importlib.import_module("." + _LAZY[name], __name__), name)
@@ -58,4 +65,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_LAZY))
+    return sorted(set(globals()) | set(_LAZY) | set(_SUBMODULES))
+
+
+_autoload.watch()

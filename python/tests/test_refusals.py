@@ -1,5 +1,7 @@
 """What a slip says: the argument, what was given, and what to write instead."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,3 +98,29 @@ def test_a_strict_type_checker_knows_every_name(tmp_path):
     done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", tmp_path / "mypy.ini", tmp_path / "script.py"],
                           capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+ASKS = """
+import sys
+import torch
+assert "transformers" not in sys.modules and "moe64.transformers" not in sys.modules
+from transformers import AutoConfig, AutoModelForCausalLM
+config = AutoConfig.for_model("mixtral", hidden_size=32, intermediate_size=32, num_hidden_layers=1, vocab_size=16,
+                              num_attention_heads=2, num_key_value_heads=1, num_local_experts=2)
+AutoModelForCausalLM.from_config(config)
+assert "moe64.transformers" not in sys.modules
+model = AutoModelForCausalLM.from_config(config, experts_implementation="moe64")
+assert torch.isfinite(model(torch.arange(5)[None]).logits).all() and "moe64.transformers" in sys.modules
+"""
+
+
+def test_models_know_the_name_without_an_import(tmp_path):
+    """Transformers listed the names that it knew, with no hint. `import torch` is enough where the wheel is installed."""
+    pytest.importorskip("transformers", minversion="5.7")
+    entry = re.search(r'"torch\.backends"\].*\nmoe64 = "(.*)"', (ROOT / "pyproject.toml").read_text())
+    installed = tmp_path / "moe64-0.1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: moe64\nVersion: 0.1.0\n")
+    (installed / "entry_points.txt").write_text(f"[torch.backends]\nmoe64 = {entry[1]}\n")
+    subprocess.run([sys.executable, "-c", ASKS], check=True,
+                   env={**os.environ, "PYTHONPATH": f"{ROOT / 'python'}:{tmp_path}"})
