@@ -56,7 +56,10 @@ _SUBMODULES = ("compat", "lora", "transformers")
 
 def __getattr__(name: str) -> object:
     if name in _SUBMODULES:
-        return importlib.import_module("." + name, __name__)
+        try:
+            return importlib.import_module("." + name, __name__)
+        except ImportError as error:  # such as Transformers, which is not there
+            raise AttributeError(f"module 'moe64' has no attribute {name!r}: {error}") from error
     if name not in _LAZY:
         raise AttributeError(f"module 'moe64' has no attribute {name!r}")
     value = getattr(importlib.import_module("." + _LAZY[name], __name__), name)
@@ -65,7 +68,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(_LAZY) | set(_SUBMODULES))
+    return sorted(set(globals()) | set(_LAZY))
 
 
 _autoload.watch()

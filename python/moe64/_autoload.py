@@ -27,11 +27,16 @@ def watch() -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds nothing itself, and is gone when the module that it waits for has come."""
 
+    _asking = False
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != _WHERE:
+        if name != _WHERE or self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
@@ -39,6 +44,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         def exec_module(module: Any) -> None:
             execute(module)
             _teach(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 

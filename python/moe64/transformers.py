@@ -220,6 +220,7 @@ def _with_own_gate(module: Any, x: torch.Tensor, ids: torch.Tensor, top_k_weight
     inner = _linear(_on_static_grid(module, first, gather(flat, p), p.expert_begin), weights.gate_up, p.expert_begin,
                     fused=first == "gate_up_proj")
     inner = module._apply_gate(inner) if getattr(module, "has_gate", True) else module.act_fn(inner)
+    inner = inner.to(flat.dtype)  # within autocast some functions answer in float32
     rows = _linear(_on_static_grid(module, "down_proj", inner, p.expert_begin), weights.down, p.expert_begin)
     if getattr(module, "has_post_expert_norm", False):
         rows = module.post_expert_norm(rows)

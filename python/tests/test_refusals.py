@@ -101,9 +101,11 @@ def test_a_strict_type_checker_knows_every_name(tmp_path):
 
 
 ASKS = """
+import importlib.util
 import sys
 import torch
 assert "transformers" not in sys.modules and "moe64.transformers" not in sys.modules
+assert importlib.util.find_spec("transformers.modeling_utils")  # somebody who only looks
 from transformers import AutoConfig, AutoModelForCausalLM
 config = AutoConfig.for_model("mixtral", hidden_size=32, intermediate_size=32, num_hidden_layers=1, vocab_size=16,
                               num_attention_heads=2, num_key_value_heads=1, num_local_experts=2)

@@ -43,8 +43,8 @@ def folder(tmp_path_factory):
     def get(name):
         if name not in made:
             made[name] = tmp_path_factory.mktemp("checkpoint") / name
-            subprocess.run([moe64.tool(), "synth", made[name], "--like", FORMATS[name], "--scale-down", "32", "--layers", "2"],
-                           check=True, capture_output=True)
+            size = ("--scale-down", "64" if name == "int4" else "32", "--layers", "2")
+            subprocess.run([moe64.tool(), "synth", made[name], "--like", FORMATS[name], *size], check=True, capture_output=True)
             config = json.loads((made[name] / "config.json").read_text())
             if config["model_type"] == "kimi_k2":  # the same architecture, for a Transformers that has no class of its name
                 (made[name] / "config.json").write_text(json.dumps({**config, "model_type": "deepseek_v3"}))
