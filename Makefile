@@ -106,7 +106,7 @@ interop: build .venv ## files and models exchanged with the safetensors package,
 	  cp tests/interop/requirements.txt .venv/interop.txt; }
 	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m unittest discover -v -s tests/interop -p '*_test.py'
 
-python: build .venv-tests ## the tests of the Python package, with PyTorch, Transformers and PEFT in .venv
+python: build .venv-tests ## the tests of the Python package, with PyTorch, Transformers, PEFT and TRL in .venv
 	MOE64_TOOL=$(abspath $(TOOL)) .venv/bin/python -B -m pytest -q $(PYTEST_ARGS)
 
 python-lint: .venv-tests ## ruff and mypy over python/, as pyproject.toml says
