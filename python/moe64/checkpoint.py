@@ -139,26 +139,20 @@ def _matrix(part: _c.Quantized, memory: torch.Tensor) -> "torch.Tensor | Quantiz
                      bool(part.global_.applied), _BYTES.get(part.values.dtype), _BYTES.get(part.scales.dtype))
 
 
-def _fuse(gate: Any, up: Any) -> Any:
-    """gate and up as one stack [experts, 2 * inter, ...]; the grid of scales restarts at the up half."""
-    if isinstance(gate, torch.Tensor):
-        if gate.element_size() > 1:
-            return torch.cat((gate, up), dim=1)
-        return torch.cat((gate.view(torch.uint8), up.view(torch.uint8)), dim=1).view(gate.dtype)
-    scale = None
-    if gate.global_scale is not None:
-        scale = torch.stack((gate.global_scale, up.global_scale), dim=1)
-    return Quantized(_fuse(gate.values, up.values), _fuse(gate.scales, up.scales), gate.layout, scale,
-                     gate.global_divides, gate.dtype, gate.scale_dtype)
+def _halves(fused: Any) -> Any:
+    """The places of gate and of up in a stack [experts, 2 * inter, ...]; the grid of scales restarts at the up half."""
+    if fused is None or isinstance(fused, torch.Tensor):
+        return fused if fused is None else tuple(fused.chunk(2, dim=1))
+    scales = (None, None) if fused.global_scale is None else fused.global_scale.unbind(1)
+    return tuple(replace(fused, values=values, scales=grid, global_scale=scale)
+                 for values, grid, scale in zip(fused.values.chunk(2, 1), fused.scales.chunk(2, 1), scales))
 
 
-def _projection(view: _c.ProjectionView, memory: torch.Tensor, fused: bool) -> Projection:
+def _projection(view: _c.ProjectionView, memory: torch.Tensor) -> Projection:
     parts = [_matrix(part, memory) for part in view.parts if part.values.rank]
     biases = [_tensor(bias, memory) for bias in view.bias if bias.rank]
     if len(parts) == 1:
         return Projection(parts[0], biases[0] if biases else None)
-    if fused:
-        return Projection(_fuse(*parts), torch.cat(biases, dim=1) if biases else None)  # type: ignore[arg-type]
     return Projection(tuple(parts), tuple(biases) if biases else None)
 
 
@@ -195,7 +189,7 @@ def load_experts(path: "str | os.PathLike[str]", layer: int, *, first_expert: in
     handle = _opened(path, assume)
     try:
         if torch.device(device).type == "cpu" and not fused:
-            return _read(handle, request, fused, progress)
+            return _read(handle, request, progress)
         return _copied(handle, request, fused, torch.device(device), progress)
     finally:
         library().checkpoint_destroy(handle)
@@ -204,7 +198,7 @@ def load_experts(path: "str | os.PathLike[str]", layer: int, *, first_expert: in
 _Progress = Callable[[int, int], "bool | None"]
 
 
-def _read(handle: int, request: _c.LayerRequest, fused: bool, progress: _Progress | None) -> ExpertWeights:
+def _read(handle: int, request: _c.LayerRequest, progress: _Progress | None) -> ExpertWeights:
     """The experts of a request in host memory, which holds all of them together."""
     lib = library()
     memory = bytes_on(lib.ask("layer_bytes", handle, request), torch.device("cpu"))
@@ -220,7 +214,7 @@ def _read(handle: int, request: _c.LayerRequest, fused: bool, progress: _Progres
     finally:
         lib.layer_destroy(made)
     act = Activation(list(_c.ACTIVATIONS)[look.activation.kind], look.activation.alpha, look.activation.limit)
-    return ExpertWeights(_projection(look.gate_up, memory, fused), _projection(look.down, memory, fused), act,
+    return ExpertWeights(_projection(look.gate_up, memory), _projection(look.down, memory), act,
                          mode=list(_c.MODES)[look.mode], scheme=list(_c.SCHEMES)[look.scheme],
                          weight_on=list(_c.PLACEMENTS)[look.weight_on], experts_total=look.experts_total,
                          first_expert=look.first_expert)
@@ -245,12 +239,15 @@ def _copied(handle: int, request: _c.LayerRequest, fused: bool, device: torch.de
         def report(done: int, of: int, at: int = at, count: int = count) -> "bool | None":
             return progress(of // count * at + done, of // count * total)  # type: ignore[misc]
 
-        read = _read(handle, _part(request, at, count), fused, report if progress is not None else None)
+        read = _read(handle, _part(request, at, count), report if progress is not None else None)
         if made is None:
-            made = replace(read, gate_up=_room(read.gate_up, total, device), down=_room(read.down, total, device))
+            made = replace(read, gate_up=_room(read.gate_up, total, fused, device), down=_room(read.down, total, fused, device))
         for name in ("gate_up", "down"):
             into, source = getattr(made, name), getattr(read, name)
-            for place, tensor in zip(_tensors(into.weights, into.bias), _tensors(source.weights, source.bias)):
+            places = [into.weights, into.bias]
+            if isinstance(source.weights, tuple) and fused:
+                places = [_halves(place) for place in places]
+            for place, tensor in zip(_tensors(*places), _tensors(source.weights, source.bias)):
                 place[at:at + count].copy_(tensor)
     assert made is not None
     if request.first_expert == 0 and total == made.experts_total:
@@ -286,15 +283,19 @@ def _tensors(*given: Any) -> list[torch.Tensor]:
     return found
 
 
-def _room(given: Any, experts: int, device: torch.device) -> Any:
-    """Tensors like those that are given, for so many experts."""
-    if isinstance(given, torch.Tensor):
-        return torch.empty((experts, *given.shape[1:]), dtype=given.dtype, device=device)
-    if isinstance(given, tuple):
-        return tuple(_room(part, experts, device) for part in given)
-    if isinstance(given, Projection):
-        return Projection(_room(given.weights, experts, device), _room(given.bias, experts, device))
-    if given is None:
-        return None
-    return replace(given, values=_room(given.values, experts, device), scales=_room(given.scales, experts, device),
-                   global_scale=_room(given.global_scale, experts, device))
+def _room(like: Projection, experts: int, fused: bool, device: torch.device) -> Projection:
+    """Memory for so many experts of a projection; fused, a pair has one stack."""
+    def room(given: Any, twice: bool = False) -> Any:
+        if given is None or isinstance(given, torch.Tensor):
+            if given is None:
+                return None
+            rest = list(given.shape[1:])
+            if twice:  # a scale of each expert becomes two
+                rest = [2 * rest[0], *rest[1:]] if rest else [2]
+            return torch.empty((experts, *rest), dtype=given.dtype, device=device)
+        if isinstance(given, tuple):
+            return room(given[0], twice=True) if fused else tuple(map(room, given))
+        return replace(given, values=room(given.values, twice), scales=room(given.scales, twice),
+                       global_scale=room(given.global_scale, twice))
+
+    return Projection(room(like.weights), room(like.bias))
