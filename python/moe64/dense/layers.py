@@ -35,6 +35,10 @@ class Served:
         found: Any = {name: self._parameters.get(name) for name in ("weight", *self.scale_names)}  # type: ignore[attr-defined]
         return {name: parameter for name, parameter in found.items() if parameter is not None}
 
+    def names_of_codes(self) -> list[str]:
+        """As modules of experts have it: what DistributedDataParallel leaves alone."""
+        return list(self.coded())
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if self.weight.element_size() > 1:  # a matrix that the checkpoint has in 16 bits
             return super().forward(input)  # type: ignore[misc]
