@@ -27,16 +27,14 @@ class CodeModule(nn.Module):
 
     def _hold_codes(self, name: str, given: Quantized, as_parameter: bool) -> None:
         """As a frozen parameter codes are bytes, whatever their type was."""
-        values, dtype = (_as_bytes if as_parameter else _as_they_are)(given.values, given.dtype)
-        scales, scale_dtype = (_as_bytes if as_parameter else _as_they_are)(given.scales, given.scale_dtype)
-        self._formats[name] = {"layout": Granularity.parse(given.layout), "global_divides": given.global_divides,
-                               "dtype": dtype, "scale_dtype": scale_dtype}
+        held = as_bytes(given) if as_parameter else given
+        self._formats[name] = format_of(held)
         if as_parameter:
-            self.register_parameter(name, nn.Parameter(values, requires_grad=False))
+            self.register_parameter(name, nn.Parameter(held.values, requires_grad=False))
         else:
-            self.register_buffer(name, values)
-        self.register_buffer(name + "_scales", scales)
-        self.register_buffer(name + "_global_scale", given.global_scale)
+            self.register_buffer(name, held.values)
+        self.register_buffer(name + "_scales", held.scales)
+        self.register_buffer(name + "_global_scale", held.global_scale)
 
     def matrix(self, name: str) -> "torch.Tensor | Quantized":
         """A stack with all that gives its codes a meaning."""
@@ -60,12 +58,20 @@ class CodeModule(nn.Module):
         return super()._apply(keeping_types(fn, [getattr(self, name) for name in self.names_of_codes()]), recurse)
 
 
-def _as_they_are(tensor: torch.Tensor, stated: str | None) -> tuple[torch.Tensor, str | None]:
-    return tensor, stated
+def format_of(given: Quantized) -> dict[str, Any]:
+    """What the tensors of a stack do not say."""
+    return {"layout": Granularity.parse(given.layout), "global_divides": given.global_divides, "dtype": given.dtype,
+            "scale_dtype": given.scale_dtype}
 
 
-def _as_bytes(tensor: torch.Tensor, stated: str | None) -> tuple[torch.Tensor, str | None]:
-    return (tensor.view(torch.uint8), _NAMES[tensor.dtype]) if tensor.dtype in _NAMES else (tensor, stated)
+def as_bytes(given: Quantized) -> Quantized:
+    """The same codes and scales as bytes whose meaning is stated, where PyTorch has a type for them."""
+    def stated(tensor: torch.Tensor, word: Any) -> tuple[torch.Tensor, Any]:
+        return (tensor.view(torch.uint8), _NAMES[tensor.dtype]) if tensor.dtype in _NAMES else (tensor, word)
+
+    values, dtype = stated(given.values, given.dtype)
+    scales, scale_dtype = stated(given.scales, given.scale_dtype)
+    return Quantized(values, scales, given.layout, given.global_scale, given.global_divides, dtype, scale_dtype)
 
 
 _processes.install()

@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterator
 import torch
 from torch import nn
 
+from .._code_module import as_bytes, format_of
 from ..checkpoint import inspect, load_experts
 from ..codes import CodeExperts
 from ..elementwise import dequantize
@@ -132,7 +133,9 @@ def _require_same_codes(model: nn.Module, source: Path) -> None:
         for key, projection in ((first, stored.gate_up), ("down_proj", stored.down)):
             pairs = [("", projection.weights)]
             if isinstance(projection.weights, Quantized):
-                q = projection.weights
+                q = as_bytes(projection.weights)
+                if module._formats.get(key) != format_of(q):
+                    _refuse(f"{name}.{key} has codes of another format than {source}: the files have changed")
                 pairs = [("", q.values), ("_scales", q.scales), ("_global_scale", q.global_scale)]
             for suffix, expected in pairs:
                 _require_same(f"{name}.{key}{suffix}", _held(module, key + suffix), expected, source)
