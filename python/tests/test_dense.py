@@ -49,6 +49,8 @@ def test_products_and_gradients_are_those_of_the_dequantised_matrix(shape, dtype
     near(x.grad, dy.float() @ matrix, BOUNDS[dtype], "dx")
     near(linear.bias.grad, dy.float().sum((0, 1)), BOUNDS[dtype], "d_bias")
     assert linear.weight.grad is None and linear.weight_scale_inv.grad is None
+    turned = x.detach().reshape(6, -1).t().contiguous().t()  # columns apart
+    assert torch.equal(linear(turned), y.reshape(6, -1))
     assert torch.equal(linear(x[0, 0]), y[0, 0]) and torch.equal(linear(x.detach()), y)  # any leading dimensions
 
 

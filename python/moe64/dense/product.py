@@ -124,6 +124,8 @@ def _run(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, bias: torc
     groups, width = values.shape[0], _width(values, transpose, form)
     if x.shape[0] == 0:
         return x.new_empty((0, width))
+    if x.stride(1) != 1:  # as gradients of a sum are: fast kernels read rows
+        x = x.contiguous()
     stack = stack_of(values, scales, form)
     if mode == "auto":
         mode, _ = mode_of(stack, x.dtype, values, form)
