@@ -99,6 +99,8 @@ def test_loaded_experts_are_saved_whole(synth, like, fused, tmp_path):
     if fused:  # nothing of what was fused stays behind
         held = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
         assert held == sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
+
+
 FORMATS = ["qwen3-30b", "glm-4.5", "kimi-k2-thinking", "gpt-oss", "qwen3-30b-nvfp4", "llama-4"]
 
 
