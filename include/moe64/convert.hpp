@@ -105,10 +105,10 @@ struct convert_preview {
                                                            stream where);
 
 /// Writes the checkpoint to the folder `out` with every quantised module, expert or not, in the
-/// target's format and everything else as it is: docs/checkpoints-convert.md says how tensors are named.
-/// In a checkpoint without any quantised module the fp8 targets quantise the routed experts. With
-/// bf16 and f16 the other of the two becomes the target too, and f32 where there are
-/// no numbers of fewer bits; other f32 and f64 stay, with a reason.
+/// target's format and everything else as it is: docs/checkpoints-convert.md says how tensors are
+/// named. In a checkpoint without any quantised module the fp8 targets quantise the routed experts.
+/// With bf16 and f16 the other of the two becomes the target too, and f32 where there are no
+/// numbers of fewer bits; other f32 and f64 stay, with a reason.
 ///
 /// Nothing stands under its final name in `out` before it is whole, permanent and read back; the
 /// index and config.json come last. A job that was stopped goes on where it was: shards that are
