@@ -113,6 +113,17 @@ class Convert(unittest.TestCase):
         self.assertEqual(json.loads(exact.stdout)["counts"]["different"], 7)
         self.assertEqual(run("diff", self.base / "b", self.base / "b", "--bitwise").returncode, 0)
 
+    def test_a_file_that_is_named_alone(self):
+        make_checkpoint(self.base / "a", 1)
+        [file] = (self.base / "a").glob("*.safetensors")
+        for source, out in [(file.relative_to(self.base), "b"), ("a", "c")]:
+            done = self.convert(source, out, "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((self.base / "b" / file.name).read_bytes(), (self.base / "c" / file.name).read_bytes())
+        self.assertEqual((self.base / "b/config.json").read_bytes(), (self.base / "c/config.json").read_bytes())
+        self.assertFalse((self.base / "b/tokenizer.json").exists())
+        self.assertEqual(self.convert(file.relative_to(self.base), "b").returncode, 0)  # finished already
+
     def test_refusals(self):
         make_checkpoint(self.base / "a", 1)
         self.assertEqual(self.convert("a", "a").returncode, 2)

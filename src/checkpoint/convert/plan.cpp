@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <tuple>
 #include <unordered_set>
 
@@ -270,8 +271,10 @@ class planner {
   void name_shards() {
     std::size_t const count = plan_.shards.size();
     if (count == 1) {
-      bool const one = files_.shards().size() == 1;
-      plan_.shards[0].name = one ? files_.shards()[0].name : "model.safetensors";
+      bool const one =
+          files_.shards().size() == 1;  // named by its whole path, if it was given alone
+      plan_.shards[0].name =
+          one ? std::filesystem::path(files_.shards()[0].name).filename() : "model.safetensors";
       return;
     }
     for (std::size_t i = 0; i < count; ++i) {

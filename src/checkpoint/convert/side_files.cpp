@@ -40,6 +40,11 @@ bool describes_tensors(std::string_view name) noexcept {
 std::vector<std::string> side_files_of(file_system const& files, folder const& source,
                                        std::vector<std::string>& notes) {
   std::string const folder = source.path().string();
+  if (source.is_single_file()) {
+    notes.push_back(fmt::format("what lies beside {} was not copied: the file was named alone",
+                                quoted(folder)));
+    return {};
+  }
   std::vector<std::string> names;
   if (int const result = files.list_folder(folder, names); result < 0) {
     fail(errc::io_failure, "[convert] {}: listing the folder: {}", escaped_path(folder),
