@@ -171,8 +171,10 @@ void print_text(machine const& m) {
   print_row("build", build_of());
   print_row("cpu", fmt::format("{}, {} cores usable", printable(m.cpu_model), m.cores));
   print_row("extensions", fmt::format("{}", fmt::join(m.extensions, " ")));
-  print_row("memory", fmt::format("{}, {} available", human_bytes(m.memory_total),
-                                  human_bytes(m.memory_available)));
+  print_row("memory", m.memory_total == 0
+                          ? "unknown: no /proc/meminfo"
+                          : fmt::format("{}, {} available", human_bytes(m.memory_total),
+                                        human_bytes(m.memory_available)));
   print_row("cuda", cuda_answer());
   if (!cuda_architectures().empty()) {
     print_row("", fmt::format("machine code for {}", cuda_architectures()));
@@ -207,8 +209,10 @@ void print_json(machine const& m) {
   object["version"] = version();
   object["build"] = build_of();
   object["cpu"] = {{"model", m.cpu_model}, {"cores", m.cores}, {"extensions", m.extensions}};
-  object["memory"] = {{"total_bytes", static_cast<index_t>(m.memory_total)},
-                      {"available_bytes", static_cast<index_t>(m.memory_available)}};
+  if (m.memory_total > 0) {  // otherwise the system does not say
+    object["memory"] = {{"total_bytes", static_cast<index_t>(m.memory_total)},
+                        {"available_bytes", static_cast<index_t>(m.memory_available)}};
+  }
   object["devices"] = {{"cpu", "available"}, {"cuda", cuda_answer()}};
   object["cuda_architectures"] = cuda_architectures();
   object["cuda_devices"] = json::array();
