@@ -6,6 +6,7 @@ FUZZ_SECONDS ?= 60
 BENCH_SUITE ?= bench/problems/models.txt
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
+WHEEL_ARCHITECTURES ?= ALL
 TOOL := build/release/bin/moe64
 SOURCES = $(shell git ls-files -co --exclude-standard -- '*.hpp' '*.cpp' '*.h' '*.c' '*.cu' '*.cuh')
 
@@ -116,12 +117,12 @@ python-lint: .venv-tests ## ruff and mypy over python/, as pyproject.toml says
 python-latest: build .venv-tests ## the same with the newest Transformers and PEFT, in .venv-latest, and what differs
 	MOE64_TOOL=$(abspath $(TOOL)) scripts/python_latest.py $(PYTEST_ARGS)
 
-wheel: setup ## the Python wheel, with the library and the tool inside, tried in an empty environment: build/wheels
+wheel: setup ## the Python wheel for other machines, with library, tool and code for every GPU inside, tried out: build/wheels
 	@scripts/setup.sh bench cuda
-	python3 -m venv --clear build/wheel-venv && build/wheel-venv/bin/python -m pip install -q --upgrade pip
-	rm -rf build/wheels && build/wheel-venv/bin/python -m pip wheel . --no-deps -w build/wheels \
-	  -C cmake.define.MOE64_CUDA_ARCHITECTURES=ALL
-	scripts/check_wheel build/wheels/*.whl
+	@cmp -s scripts/wheel_requirements.txt build/wheel-venv/requirements.txt || { \
+	  python3 -m venv --clear build/wheel-venv && build/wheel-venv/bin/python -m pip install -q -r scripts/wheel_requirements.txt && \
+	  cp scripts/wheel_requirements.txt build/wheel-venv/requirements.txt; }
+	build/wheel-venv/bin/python -B scripts/make_wheel.py $(WHEEL_ARCHITECTURES)
 
 bench-problems: build ## time the problems of BENCH_SUITE
 	$(TOOL) bench -f $(BENCH_SUITE)
