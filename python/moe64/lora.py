@@ -168,8 +168,8 @@ def _require_numbers(wrapper: Any, adapter_name: str) -> None:
     if holds_codes(parameter):
         raise UnsupportedError(
             f"[lora] PEFT would add adapter '{adapter_name}' to the {parameter.dtype} codes of {wrapper.parameter_name} "
-            "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, load a bf16 copy "
-            "(moe64 convert --to bf16)")
+            "without their scale: run the experts as experts_implementation=\"moe64\"; to merge, `moe64 merge` "
+            "writes a checkpoint with the adapter in its weights")
 
 
 def _require_peft_layout(wrapper: Any, adapter_name: str) -> None:
@@ -312,7 +312,7 @@ def _install_for_dense_layers() -> None:
     def refuse(layer: Any, codes: torch.Tensor, what: str) -> None:
         base = type(layer.get_base_layer()).__name__
         raise UnsupportedError(f"[lora] {what} reads the {codes.dtype} codes of {base} as values, without their scale: "
-                               "load a bf16 copy for that (moe64 convert --to bf16)")
+                               "`moe64 merge` merges adapters, moe64 convert --to bf16 makes a copy of values")
 
     def checked_merge(self: Any, *args: Any, **kwargs: Any) -> None:
         codes = codes_of(self)
