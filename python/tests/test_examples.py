@@ -40,6 +40,25 @@ def test_finetune_lora(tmp_path):
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.parametrize("name, needs", [("sft_glm", ["trl", "datasets", "compressed_tensors"]), ("finetune_gpt_oss", [])])
+def test_fine_tuning_with_trainers(name, needs, tmp_path):
+    for module in ("transformers", "peft", "accelerate", *needs):
+        pytest.importorskip(module)
+    out = run(ROOT / "examples" / f"{name}.py", "--out", tmp_path)
+    first, last = map(float, re.search(r"loss ([\d.]+) -> ([\d.]+)", out).groups())
+    assert last < 0.9 * first
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("to, bound", [("bf16", 0.02), ("fp8-block", 0.1)])
+def test_merge_and_serve(to, bound, tmp_path):
+    for module in ("transformers", "peft", "compressed_tensors"):
+        pytest.importorskip(module)
+    out = run(ROOT / "examples" / "merge_and_serve.py", "--out", tmp_path, "--to", to, "--tokens", "4")
+    assert "27 tensors changed" in out and "4 tokens: [" in out
+    assert float(re.search(r"differ by ([\d.e+-]+) of the largest", out).group(1)) < bound
+
+
 def test_generate():
     pytest.importorskip("transformers")
     assert "8 tokens in " in run(ROOT / "examples" / "generate.py", "--tokens", "8")
