@@ -116,6 +116,13 @@ void refuse_changed_base(json_value const& root) {
       made->path(), quoted(word));
 }
 
+/// Python's json writes NaN and Infinity, and a scaling made of one would be in every weight.
+double finite(json_value const& value) {
+  if (std::isfinite(value.real())) return value.real();
+  fail(errc::malformed_file, "[merge] {} is {}, expected a finite number", value.path(),
+       value.number_text());
+}
+
 bool truth(json_value const& root, std::string_view key) {
   json_value const* const value = root.find(key);
   return value != nullptr && !value->is(json_kind::null) && value->boolean();
@@ -139,7 +146,7 @@ adapter_config adapter_config::read(json_value const& root) {
   if (config.rank_ < 1 || config.rank_ > largest_rank) {
     fail(errc::malformed_file, "[merge] {} is {}", root.at("r").path(), config.rank_);
   }
-  config.alpha_ = root.at("lora_alpha").real();
+  config.alpha_ = finite(root.at("lora_alpha"));
   config.by_root_ = truth(root, "use_rslora");
   config.ranks_ = exceptions_in(root.find("rank_pattern"));
   for (exception const& entry : config.ranks_) {
@@ -164,7 +171,7 @@ std::vector<adapter_config::exception> adapter_config::exceptions_in(json_value 
   for (json_value const& entry : *table) {
     // a key is a regular expression for the end of a dotted path, the first that matches counts
     result.push_back(
-        {name_pattern::regex(fmt::format("(.*\\.)?({})$", entry.key())), entry.real()});
+        {name_pattern::regex(fmt::format("(.*\\.)?({})$", entry.key())), finite(entry)});
   }
   return result;
 }

@@ -101,6 +101,16 @@ TEST_F(merge_refusals, kinds_and_options_of_adapters) {
   expect(errc::unsupported, {"LOHA", "LORA"});
 }
 
+TEST_F(merge_refusals, scalings_that_are_not_finite) {
+  for (char const* const value : {"NaN", "Infinity", "-Infinity"}) {
+    made_.members["lora_alpha"] = value;
+    expect(errc::malformed_file, {"adapter_config.json: lora_alpha", value, "finite"});
+  }
+  made_.members["lora_alpha"] = "8";
+  made_.members["alpha_pattern"] = R"({"q_proj": Infinity})";
+  expect(errc::malformed_file, {"alpha_pattern", "Infinity"});
+}
+
 TEST_F(merge_refusals, ranks) {
   made_.members["r"] = "5";
   expect(errc::shape_mismatch, {"rank 5", experts_path});
