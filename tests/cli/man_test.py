@@ -18,7 +18,7 @@ PAGE = said("man")
 
 
 def rendered(width=100):
-    """The page as a reader sees it; without man and groff what its requests and escapes leave."""
+    """The page as a reader sees it."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "moe64.1"
         file.write_text(PAGE)
@@ -27,7 +27,7 @@ def rendered(width=100):
         elif shutil.which("groff"):
             command = ["groff", "-man", "-Tutf8", "-ww", "-P-c", "-P-b", "-P-u", str(file)]
         else:
-            return re.sub(r"\\f[BIR]|\\&", "", re.sub(r"^\.\w+ ?|\"", "", PAGE, flags=re.M)).replace("\\-", "-")
+            raise unittest.SkipTest("neither man nor groff is here to render the page")
         done = subprocess.run(command, capture_output=True, timeout=60, encoding="utf-8",
                               env={**os.environ, "MANWIDTH": str(width), "LC_ALL": "C.UTF-8", "MAN_KEEP_FORMATTING": ""})
         assert done.returncode == 0 and not done.stderr, done.stderr
