@@ -12,8 +12,8 @@ struct machine {
   std::string cpu_model;
   std::vector<std::string> extensions;  ///< instruction set extensions that matter to moe64
   index_t cores = 1;                    ///< that this process may use
-  double memory_total = 0.0;            ///< bytes; 0: the system does not say, nor what is available
-  double memory_available = 0.0;        ///< bytes
+  double memory_total = 0.0;      ///< bytes; 0: the system does not say, nor what is available
+  double memory_available = 0.0;  ///< bytes
 };
 [[nodiscard]] machine look_at_machine();
 
